@@ -1,0 +1,20 @@
+"""Pure functions on tensors: the operators that the methods of both axes are made of.
+
+Every fast path has a plain twin of the same name and signature in `twoaxis.ops.reference`.
+"""
+
+from . import reference
+from .reference import delta_rewrite, depth_read, local_attention, mix, rms
+from .window import check_window, visible, visible_pairs
+
+__all__ = [
+    "check_window",
+    "delta_rewrite",
+    "depth_read",
+    "local_attention",
+    "mix",
+    "reference",
+    "rms",
+    "visible",
+    "visible_pairs",
+]

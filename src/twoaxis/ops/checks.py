@@ -1,0 +1,172 @@
+"""What the operators accept: every refusal in one line, before any tensor work."""
+
+from collections.abc import Sequence
+from functools import reduce
+from numbers import Integral
+from typing import Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .window import check_window
+
+Normalize = Literal["softmax", "sigmoid", "none"]
+Bias = Tensor | Sequence[Tensor | float]
+Weights = Tensor | Sequence[Tensor]
+
+
+class ReadOptions(TypedDict, total=False):
+    """The options of `depth_read` that do not change what it returns."""
+
+    key_gain: Tensor | None
+    key_norm_eps: float | None
+    scale: float
+    normalize: Normalize
+    heads: int
+    output_gain: Tensor | None
+    output_eps: float | None
+    bias: Bias | None
+
+
+def check_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: object,
+    segments: Tensor | None,
+    sink_logits: Tensor | None,
+    sink_tokens: object,
+    position_bias: Tensor | None,
+) -> int | None:
+    """Refuse inputs that `local_attention` does not define; returns the checked window."""
+    window = check_window(window)
+    if isinstance(sink_tokens, bool) or not isinstance(sink_tokens, Integral) or sink_tokens < 0:
+        raise InputError(
+            f"sink_tokens={sink_tokens!r}: give an integer >= 0, the number of first tokens kept visible"
+        )
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
+        raise InputError(
+            f"q {_shape(q)}, k {_shape(k)}, v {_shape(v)}: give q (B, H, Tq, D), k and v (B, Hkv, Tk, D)"
+        )
+    (B, H, Tq, D), (_, Hkv, Tk, _) = q.shape, k.shape
+    if k.shape[0] != B or k.shape[3] != D or Tq > Tk:
+        raise InputError(
+            f"q {_shape(q)}, k {_shape(k)}: B and D must agree; the queries are the last Tq <= Tk positions"
+        )
+    if Hkv == 0 or H % Hkv:
+        raise InputError(f"{H} query heads, {Hkv} key heads: the key heads must divide the query heads")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise InputError(f"q {q.dtype}, k {k.dtype}, v {v.dtype}: give one floating-point dtype; cast before")
+    if segments is not None and (segments.shape != (B, Tk) or segments.dtype.is_floating_point):
+        raise InputError(
+            f"segments {_shape(segments)} {segments.dtype}: give integer ids of shape (B, Tk) = ({B}, {Tk})"
+        )
+    if sink_logits is not None and sink_logits.shape != (H,):
+        raise InputError(f"sink_logits {_shape(sink_logits)}: give one logit per query head, shape ({H},)")
+    if position_bias is not None and window is None:
+        raise InputError("position_bias with window=None: a bias by distance needs a finite window")
+    if position_bias is not None and position_bias.shape != (H, window):
+        raise InputError(
+            f"position_bias {_shape(position_bias)}: give one per distance, (H, window) = ({H}, {window})"
+        )
+    return window
+
+
+def check_read(
+    query: Tensor,
+    sources: Sequence[Tensor],
+    key_gain: Tensor | None,
+    normalize: str,
+    heads: int,
+    output_gain: Tensor | None,
+    output_eps: float | None,
+    bias: Bias | None,
+) -> None:
+    """Refuse inputs that `depth_read` does not define."""
+    shape = _check_sources(sources)
+    if query.shape != shape[-1:] and query.shape != shape:
+        raise InputError(
+            f"query {_shape(query)}: give (d,) = ({shape[-1]},) or one per token, {tuple(shape)}"
+        )
+    for name, gain in (("key_gain", key_gain), ("output_gain", output_gain)):
+        if gain is not None and gain.shape != shape[-1:]:
+            raise InputError(f"{name} {_shape(gain)}: give one gain per feature, shape ({shape[-1]},)")
+    if normalize not in ("softmax", "sigmoid", "none"):
+        raise InputError(f"normalize={normalize!r}: give 'softmax', 'sigmoid' or 'none'")
+    if isinstance(heads, bool) or not isinstance(heads, Integral) or heads < 1 or shape[-1] % heads:
+        raise InputError(f"heads={heads!r}: give an integer >= 1 that divides d={shape[-1]}")
+    if output_gain is not None and output_eps is None:
+        raise InputError(
+            "output_gain without output_eps: the gain belongs to the folded norm, give its output_eps too"
+        )
+    if bias is not None and len(bias) != len(sources):
+        raise InputError(f"bias has {len(bias)} entries for {len(sources)} sources: give one per source")
+
+
+def check_mix(sources: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+    """Refuse what `mix` does not define; returns one weight per source, each broadcastable against it."""
+    shape = _check_sources(sources)
+    n, d = len(sources), shape[-1]
+    if isinstance(weights, Tensor):
+        if weights.shape not in ((n,), (n, d)):
+            raise InputError(
+                f"weights {_shape(weights)}: give (n,) = ({n},), (n, d) = ({n}, {d}) or one tensor per source"
+            )
+        return list(weights.unbind(0))
+    if len(weights) != n:
+        raise InputError(f"{len(weights)} weights for {n} sources: give one per source")
+    return [_token_weight(w, shape) for w in weights]
+
+
+def _token_weight(w: Tensor, shape: torch.Size) -> Tensor:
+    if w.ndim == 0 or w.shape == (*shape[:-1], 1):
+        return w
+    if w.shape == shape[:-1]:
+        return w.unsqueeze(-1)
+    raise InputError(
+        f"weight {_shape(w)} for sources {tuple(shape)}: give a scalar, {tuple(shape[:-1])} or (..., 1)"
+    )
+
+
+def check_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor) -> bool:
+    """Refuse what `delta_rewrite` does not define; returns True for an expanded state (..., d, m)."""
+    lead, expanded = direction.shape[:-1], state.ndim == direction.ndim + 1
+    if (
+        direction.ndim == 0
+        or state.shape[: direction.ndim] != direction.shape
+        or state.ndim > direction.ndim + 1
+    ):
+        raise InputError(
+            f"state {_shape(state)}, direction {_shape(direction)}: give (..., d) or (..., d, m) and (..., d)"
+        )
+    allowed = [(*lead, state.shape[-1])] if expanded else [tuple(lead), (*lead, 1)]
+    if tuple(value.shape) not in allowed:
+        raise InputError(
+            f"value {_shape(value)} for state {_shape(state)}: give {' or '.join(map(str, allowed))}"
+        )
+    if tuple(gate.shape) not in (tuple(lead), (*lead, 1)):
+        raise InputError(
+            f"gate {_shape(gate)}: give one gate in (0, 2) per token, {tuple(lead)} or {(*lead, 1)}"
+        )
+    return expanded
+
+
+def source_dtype(sources: Sequence[Tensor]) -> torch.dtype:
+    """The dtype that holds all sources: results are cast to it once."""
+    return reduce(torch.promote_types, (x.dtype for x in sources))
+
+
+def _check_sources(sources: Sequence[Tensor]) -> torch.Size:
+    if isinstance(sources, Tensor) or len(sources) == 0:
+        raise InputError("sources: give a tuple of at least one (..., d) tensor, not a stacked tensor")
+    shape = sources[0].shape
+    if any(x.shape != shape for x in sources) or not shape:
+        raise InputError(
+            f"sources of shapes {[_shape(x) for x in sources]}: give tensors of one shape (..., d)"
+        )
+    return shape
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)

@@ -1,0 +1,153 @@
+"""The papers' equations in plain PyTorch: the oracle of every fast path, in any float dtype, on any device.
+
+Same names and signatures as `twoaxis.ops`. Memory and speed do not matter here; double backward works.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from .checks import (
+    Bias,
+    Normalize,
+    ReadOptions,
+    Weights,
+    check_attention,
+    check_mix,
+    check_read,
+    check_rewrite,
+    source_dtype,
+)
+from .precision import compute_dtype, full_precision
+from .window import visible
+
+
+def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """RMSNorm over the last dimension without gain: x / sqrt(mean(x^2) + eps), same shape and dtype."""
+    with full_precision(x):
+        v = x.to(compute_dtype(x))
+        return (v * (v.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+
+
+def local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    *,
+    scale: float | None = None,
+    segments: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    sink_tokens: int = 0,
+    position_bias: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(scale q k^T + bias) v over the visible keys, by a dense mask; see `ops.local_attention`.
+
+    `backend` is part of the shared signature and plays no role here.
+    """
+    check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias)
+    group, Tq, Tk = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    dtype = compute_dtype(q)
+    with full_precision(q):
+        keys, values = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))  # (B, H, Tk, D)
+        logits = (q.shape[-1] ** -0.5 if scale is None else scale) * (q.to(dtype) @ keys.mT)
+        if position_bias is not None:
+            at = torch.arange(Tk, device=q.device)
+            distance = at[Tk - Tq :, None] - at  # (Tq, Tk)
+            inside = (distance >= 0) & (distance < position_bias.shape[1])
+            logits = logits + torch.where(inside, position_bias.to(dtype)[:, distance * inside], 0.0)
+        mask = visible(Tq, Tk, window, segments, sink_tokens).to(q.device)
+        mask = mask if segments is None else mask[:, None]  # (B, 1, Tq, Tk)
+        nothing = ~mask.any(-1, keepdim=True)  # padded queries
+        logits = logits.masked_fill(~mask & ~nothing, -torch.inf)
+        if sink_logits is not None:  # one more column, without a value
+            sink = sink_logits.to(dtype)[:, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat([logits, sink], dim=-1)
+        weights = logits.softmax(-1)[..., :Tk].masked_fill(nothing, 0.0)
+        return (weights @ values).to(q.dtype)
+
+
+@overload
+def depth_read(
+    query: Tensor,
+    sources: Sequence[Tensor],
+    *,
+    return_weights: Literal[False] = ...,
+    **options: Unpack[ReadOptions],
+) -> Tensor: ...
+@overload
+def depth_read(
+    query: Tensor, sources: Sequence[Tensor], *, return_weights: Literal[True], **options: Unpack[ReadOptions]
+) -> tuple[Tensor, Tensor]: ...
+def depth_read(
+    query: Tensor,
+    sources: Sequence[Tensor],
+    *,
+    key_gain: Tensor | None = None,
+    key_norm_eps: float | None = 1e-6,
+    scale: float = 1.0,
+    normalize: Normalize = "softmax",
+    heads: int = 1,
+    output_gain: Tensor | None = None,
+    output_eps: float | None = None,
+    bias: Bias | None = None,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """sum_i a_i v_i, a = normalize_i(scale <query, key_gain * rms(v_i)> + bias_i); see `ops.depth_read`."""
+    check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
+    dtype, result = compute_dtype(*sources), source_dtype(sources)
+    with full_precision(sources[0]):
+        v = torch.stack([x.to(dtype) for x in sources], dim=-2)  # (..., n, d)
+        key = v if key_norm_eps is None else rms(v, key_norm_eps)
+        key = key if key_gain is None else key * key_gain.to(dtype)
+        # the key norm is over the full d; the heads split what follows: (..., n, heads, d / heads)
+        split = (heads, v.shape[-1] // heads)
+        logits = scale * (query.to(dtype).unsqueeze(-2) * key).unflatten(-1, split).sum(-1)  # (..., n, heads)
+        if bias is not None:
+            rows = [torch.as_tensor(b, dtype=dtype, device=v.device).expand(v.shape[:-2]) for b in bias]
+            logits = logits + torch.stack(rows, dim=-1)[..., None]
+        weights = _normalize(logits, normalize)
+        out = (weights[..., None] * v.unflatten(-1, split)).sum(-3).flatten(-2)
+        if output_eps is not None:
+            out = rms(out, output_eps)
+            out = out if output_gain is None else out * output_gain.to(dtype)
+    out = out.to(result)
+    return (out, weights.squeeze(-1) if heads == 1 else weights.mT) if return_weights else out
+
+
+def _normalize(logits: Tensor, normalize: Normalize) -> Tensor:
+    """Weights over the sources, dimension -2. A source at -inf has weight 0, also when all of them are."""
+    if normalize == "softmax":
+        nothing = (logits == -torch.inf).all(-2, keepdim=True)
+        return logits.masked_fill(nothing, 0.0).softmax(-2).masked_fill(nothing, 0.0)
+    if normalize == "sigmoid":
+        return logits.sigmoid()
+    return logits.masked_fill(logits == -torch.inf, 0.0)
+
+
+def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
+    """sum_j w_j x_j with weights (n,), (n, d) or one tensor per source; see `ops.mix`."""
+    rows = check_mix(sources, weights)
+    dtype = compute_dtype(*sources)
+    with full_precision(sources[0]):
+        total = torch.zeros((), dtype=dtype, device=sources[0].device)
+        for x, w in zip(sources, rows):
+            total = total + w.to(dtype) * x.to(dtype)
+    return total.to(source_dtype(sources))
+
+
+def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """X + gate k (v^T - k^T X) with k = h / sqrt(|h|^2 + eps^2); see `ops.delta_rewrite`."""
+    expanded = check_rewrite(state, direction, value, gate)
+    dtype = compute_dtype(state, direction)
+    lead = direction.shape[:-1]
+    with full_precision(state):
+        h = direction.to(dtype)
+        k = (h / (h.square().sum(-1, keepdim=True) + eps**2).sqrt()).unsqueeze(-1)  # (..., d, 1)
+        X = state.to(dtype) if expanded else state.to(dtype).unsqueeze(-1)  # (..., d, m)
+        v = value.to(dtype).reshape(*lead, 1, X.shape[-1])
+        out = X + gate.to(dtype).reshape(*lead, 1, 1) * k * (v - k.mT @ X)
+    return out.reshape(state.shape).to(state.dtype)
