@@ -1,3 +1,35 @@
 """twoaxis: how a Transformer carries information along depth and along the sequence."""
 
+from twoaxis import depth, model, ops, sequence
+from twoaxis.errors import InputError, RunError
+from twoaxis.model import Decoder, ModelConfig, load, save
+from twoaxis.spec import methods, parse_spec, register, unregister
+from twoaxis.types import Context, Coordinates, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Context",
+    "Coordinates",
+    "Cost",
+    "Decoder",
+    "InputError",
+    "Layout",
+    "ModelConfig",
+    "ParamRule",
+    "Reads",
+    "RunError",
+    "Shape",
+    "TensorSpec",
+    "__version__",
+    "depth",
+    "load",
+    "methods",
+    "model",
+    "ops",
+    "parse_spec",
+    "register",
+    "save",
+    "sequence",
+    "unregister",
+]

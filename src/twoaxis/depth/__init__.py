@@ -1,0 +1,26 @@
+"""The depth axis: how the residual stream carries information from layer to layer."""
+
+from twoaxis.depth.additive import Additive
+from twoaxis.depth.connection import (
+    Connection,
+    DepthConfig,
+    PlainStream,
+    Stream,
+    accepts_qkv,
+    build,
+    qkv_index,
+)
+from twoaxis.depth.history import History, named_tensors
+
+__all__ = [
+    "Additive",
+    "Connection",
+    "DepthConfig",
+    "History",
+    "PlainStream",
+    "Stream",
+    "accepts_qkv",
+    "build",
+    "named_tensors",
+    "qkv_index",
+]

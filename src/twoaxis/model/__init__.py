@@ -1,0 +1,18 @@
+"""The model: both axes put together."""
+
+from twoaxis.model.block import Block
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder, token_loss
+from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
+
+__all__ = [
+    "Block",
+    "Decoder",
+    "ModelConfig",
+    "load",
+    "load_weights",
+    "read_safetensors",
+    "save",
+    "token_loss",
+    "write_atomically",
+]

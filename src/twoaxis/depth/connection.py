@@ -1,0 +1,153 @@
+"""The depth axis: a connection is a read and a write, a stream is a method's two ends.
+
+    state --read--> Reads --core--> y --write--> state
+
+A method is one registered connection class: its options (`Config`), what it reads, what it writes, and, if
+they are not the plain ones, how its connections are made for a block and its stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
+
+Core = Callable[[Reads, Context], Tensor]
+State = Any  # a pytree of tensors and nothing else
+
+
+class DepthConfig(spec.Config):
+    """Options of a depth method."""
+
+    def cost(self, shape: Shape, block: int = 0) -> Cost:
+        """What the method costs over the whole network, its pre-norms and final norm included."""
+        raise NotImplementedError
+
+    def core_options(self, kind: str, block: int, n_blocks: int) -> dict[str, Any]:
+        """How the core called `kind` in `block` is built differently: `output_scale`, `hidden_scale`, ..."""
+        return {}
+
+
+class Stream(nn.Module, ABC):
+    """The two ends of a method: from the embeddings to the first state, from the last state to the head."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+
+    @abstractmethod
+    def open(self, x: Tensor, ctx: Context) -> State:
+        """The first state, from embeddings (B, T, d)."""
+
+    @abstractmethod
+    def close(self, state: State, ctx: Context) -> Tensor:
+        """The normalised output (B, T, d), to the head."""
+
+    @abstractmethod
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        """Every tensor of the state after `depth` blocks, by name; the same name is the same value at every depth."""
+
+    def param_rule(self, name: str) -> ParamRule:
+        """How the optimiser treats parameter `name` (relative to this module): by default it does not decay."""
+        return ParamRule(decay=False)
+
+    def spec_of(self, batch_size: int, seq_len: int, *channels: int) -> TensorSpec:
+        """The spec of a (B, T, d, *channels) tensor in the state's dtype."""
+        return TensorSpec((batch_size, seq_len, self.layout.d_model, *channels), self.layout.state_dtype)
+
+
+class PlainStream(Stream):
+    """The embeddings are the state; the final norm closes it."""
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return x
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(state)
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return {"stream": self.spec_of(batch_size, seq_len)}
+
+
+class Connection(nn.Module, ABC):
+    """One sublayer's read and write. Concrete connections are final and owned by one block.
+
+    cfg: the method's options. layout: the model around it. block, index: which sublayer of which block.
+    """
+
+    Config: ClassVar[type[DepthConfig]] = DepthConfig
+    method_name: ClassVar[str] = ""
+    equation: ClassVar[str] = ""  # one line, in the paper's symbols
+    source: ClassVar[str] = ""  # arXiv id or where it is from
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__()
+        self.cfg, self.layout, self.block, self.index = cfg, layout, block, index
+
+    @abstractmethod
+    def read(self, state: State, ctx: Context) -> tuple[Reads, Any]:
+        """The sublayer's normalised input(s), and whatever the write needs of this read."""
+
+    @abstractmethod
+    def write(self, state: State, carry: Any, y: Tensor, ctx: Context) -> State:
+        """The state with the sublayer's output y (B, T, d) put back. Never changes `state` in place."""
+
+    def forward(self, state: State, core: Core, ctx: Context) -> State:
+        """Read, run the core, write."""
+        reads, carry = self.read(state, ctx)
+        return self.write(state, carry, core(reads, ctx), ctx)
+
+    def param_rule(self, name: str) -> ParamRule:
+        """How the optimiser treats parameter `name` (relative to this module): by default it does not decay."""
+        return ParamRule(decay=False)
+
+    @classmethod
+    def for_block(cls, cfg: Any, layout: Layout, block: int) -> list[Connection]:
+        """The connections of one block; a method may share modules between them."""
+        return [cls(cfg, layout, block, index) for index in range(len(layout.blocks[block]))]
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        """The method's two ends."""
+        return PlainStream(layout)
+
+
+def accepts_qkv(kind: str) -> bool:
+    """Whether a sublayer kind takes inputs of its own for keys and values; unknown kinds do not."""
+    try:
+        return bool(spec.parse_spec("sequence", kind).accepts_qkv)
+    except InputError:
+        return False
+
+
+def qkv_index(layout: Layout, block: int, method_name: str) -> int:
+    """The first sublayer of a block that takes separate q, k, v inputs; a block without one is refused."""
+    for index, kind in enumerate(layout.blocks[block]):
+        if accepts_qkv(kind):
+            return index
+    raise InputError(
+        f"{method_name} makes separate q, k, v inputs and block {block} {list(layout.blocks[block])} has no sublayer "
+        "that takes them; add 'attention' or 'short_swa' to it"
+    )
+
+
+def build(
+    method: str | DepthConfig, d_model: int, blocks: Sequence[Sequence[str]], **layout: Any
+) -> tuple[Stream, list[list[Connection]]]:
+    """A depth method for a model of your own: its stream and, for each block, one connection per sublayer.
+
+    method: a spec such as "hyper_connections(streams=4)". blocks: the kinds of each block's sublayers, e.g.
+    [["attention", "mlp"]] * 12. Further Layout fields (norm_eps, state_dtype, ...) may be given.
+    """
+    cfg = spec.parse_spec("depth", method)
+    plan = Layout(d_model=d_model, blocks=tuple(tuple(b) for b in blocks), **layout)
+    cls = spec.method("depth", cfg.name)
+    return cls.stream(cfg, plan), [cls.for_block(cfg, plan, block) for block in range(plan.n_blocks)]

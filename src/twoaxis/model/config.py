@@ -1,0 +1,138 @@
+"""The configuration of a model: two choices and a size."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from twoaxis import spec
+from twoaxis.depth.connection import DepthConfig
+from twoaxis.errors import InputError
+from twoaxis.sequence.mixer import SequenceConfig
+from twoaxis.types import DTYPES, Layout
+
+Blocks = list[str] | list[list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that fixes a model's function and size.
+
+    depth: the spec of a depth method. sequence: the specs of one block's sublayers, or one such list per block.
+    n_kv_heads: None is n_heads. dropout: on every core's output. init_std: see `model/init.py`.
+    state_dtype: of the residual state, under autocast too (a float64 model keeps float64 states).
+    """
+
+    vocab_size: int = 256
+    d_model: int = 128
+    n_blocks: int = 6
+    n_heads: int = 4
+    n_kv_heads: int | None = None
+    depth: str = "additive"
+    sequence: Blocks = field(default_factory=lambda: ["attention", "mlp"])
+    tie_embeddings: bool = True
+    norm_eps: float = 1e-6
+    rope_base: float = 10000.0
+    qk_norm: bool = False
+    dropout: float = 0.0
+    init_std: float = 0.02
+    state_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", spec.parse_spec("depth", self.depth).spec())
+        for name in ("vocab_size", "d_model", "n_blocks", "n_heads"):
+            self._require(
+                name, type(getattr(self, name)) is int and getattr(self, name) >= 1, "an integer of 1 or more"
+            )
+        kv = self.n_kv_heads
+        self._require(
+            "n_kv_heads", kv is None or (type(kv) is int and kv >= 1), "an integer of 1 or more, or None"
+        )
+        for name in ("tie_embeddings", "qk_norm"):
+            self._require(name, type(getattr(self, name)) is bool, "true or false")
+        for name in ("norm_eps", "rope_base", "dropout", "init_std"):
+            value = getattr(self, name)
+            self._require(name, type(value) in (int, float) and value >= 0, "a number of 0 or more")
+            object.__setattr__(self, name, float(value))
+        self._require("dropout", self.dropout < 1, "a number below 1")
+        self._require("rope_base", self.rope_base > 0, "a number above 0")
+        self._require("state_dtype", self.state_dtype in DTYPES, " or ".join(DTYPES))
+        if self.d_model % self.n_heads:
+            raise InputError(
+                f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change one of them"
+            )
+        if self.n_heads % (kv or self.n_heads):
+            raise InputError(
+                f"n_heads={self.n_heads} is not a multiple of n_kv_heads={kv}; change one of them"
+            )
+        object.__setattr__(self, "sequence", self._checked_sequence())
+
+    def _require(self, name: str, fits: bool, allowed: str) -> None:
+        if not fits:
+            raise InputError(f"{name}={getattr(self, name)!r}: allowed is {allowed}")
+
+    def _checked_sequence(self) -> Blocks:
+        given = self.sequence
+        if isinstance(given, str) or not isinstance(given, list | tuple) or not given:
+            raise InputError(
+                f"sequence={given!r}: give a list of sublayers such as ['attention', 'mlp'], or one list per block"
+            )
+        if all(isinstance(s, str) for s in given):
+            return [spec.parse_spec("sequence", s).spec() for s in given]
+        if len(given) != self.n_blocks:
+            raise InputError(
+                f"sequence has {len(given)} lists and the model {self.n_blocks} blocks; give one list per block"
+            )
+        lists = []
+        for block in given:
+            if isinstance(block, str) or not isinstance(block, list | tuple) or not block:
+                raise InputError(
+                    f"sequence has {block!r} among lists of sublayers; give each block a non-empty list"
+                )
+            lists.append([spec.parse_spec("sequence", s).spec() for s in block])
+        return lists
+
+    def depth_config(self) -> DepthConfig:
+        """The depth method's options."""
+        config: DepthConfig = spec.parse_spec("depth", self.depth)
+        return config
+
+    def block_configs(self) -> list[list[SequenceConfig]]:
+        """The cores' options, one list per block."""
+        flat = [s for s in self.sequence if isinstance(s, str)]
+        lists = [flat] * self.n_blocks if flat else self.sequence
+        return [[spec.parse_spec("sequence", s) for s in block] for block in lists]
+
+    def layout(self) -> Layout:
+        """What a method may know of this model."""
+        return Layout(
+            d_model=self.d_model,
+            blocks=tuple(tuple(c.kind for c in block) for block in self.block_configs()),
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads or self.n_heads,
+            norm_eps=self.norm_eps,
+            rope_base=self.rope_base,
+            qk_norm=self.qk_norm,
+            dropout=self.dropout,
+            init_std=self.init_std,
+            state_dtype=self.state_dtype,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`; unknown keys are refused with the nearest match."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in data:
+            if key not in known:
+                raise InputError(f"model configuration has no field {key!r}; {spec.nearest(key, known)}")
+        return cls(**data)
+
+    def to_json(self) -> str:
+        """Every field as JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"

@@ -1,0 +1,142 @@
+"""The two-axis decoder: embeddings, a depth method's stream, blocks, head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from twoaxis import spec
+from twoaxis.cache import Cache, name_slots, remembering
+from twoaxis.depth.connection import Connection, Stream
+from twoaxis.errors import InputError
+from twoaxis.model.block import Block
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.init import init_core, init_embedding
+from twoaxis.types import DTYPES, Context, ParamRule
+
+
+class Decoder(nn.Module):
+    """A causal language model: `model(tokens) -> logits`. Seeded by torch's generator."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        layout, depth = cfg.layout(), cfg.depth_config()
+        method: type[Connection] = spec.method("depth", depth.name)
+        self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
+        init_embedding(self.embedding, layout)
+        self.stream: Stream = method.stream(depth, layout)
+        blocks = []
+        for index, configs in enumerate(cfg.block_configs()):
+            cores = []
+            for core_cfg in configs:
+                options = depth.core_options(core_cfg.name, index, cfg.n_blocks)
+                core = spec.method("sequence", core_cfg.name)(core_cfg, layout, index, **options)
+                init_core(core, layout)
+                cores.append(core)
+            blocks.append(Block(method.for_block(depth, layout, index), cores))
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
+        if cfg.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        else:
+            init_embedding(self.head, layout)
+        self.checkpointing = False  # recompute each block in backward
+        name_slots(self)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+        return_states: bool = False,
+    ) -> Any:
+        """Logits (B, T, V) for tokens (B, T).
+
+        segments: (B, T) document ids, -1 is padding. positions: (T,) or (B, T) absolute positions, by default
+        counted on from the cache. return_states: also return {"block.0": the state before block 0, ..,
+        "block.L": the state after the last, "final": what the head reads}.
+        """
+        self._check(tokens, segments, positions, cache)
+        if cache is not None:
+            segments = cache.begin(tokens.shape[1], segments)
+        ctx = Context(segments, positions, cache)
+        state = self.stream.open(self.embedding(tokens).to(self.state_dtype), ctx)
+        states = {"block.0": state}
+        for index, block in enumerate(self.blocks):
+            if self.checkpointing and self.training and cache is None:
+                state = checkpoint(block, state, ctx, use_reentrant=False)
+            else:
+                state = block(state, ctx)
+            if return_states:
+                states[f"block.{index + 1}"] = state
+        x = self.stream.close(state, ctx)
+        logits = self.head(x)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return (logits, {**states, "final": x}) if return_states else logits
+
+    def loss(self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats over targets that are not -100, in float32; 0 when there are none."""
+        logits = self(tokens, segments=segments)
+        return token_loss(logits, targets) / (targets != -100).sum().clamp(min=1)
+
+    def new_cache(self, batch_size: int, max_length: int | None = None, max_rollback: int = 0) -> Cache:
+        """An empty decoding cache. max_rollback: tokens that may be taken back after windows have filled."""
+        weight = self.embedding.weight
+        slots = {
+            name: module.new_slot(batch_size, max_length, max_rollback, weight.dtype, weight.device)
+            for name, module in remembering(self)
+        }
+        return Cache(slots, batch_size, max_rollback)
+
+    def param_rules(self) -> dict[str, ParamRule]:
+        """How the optimiser treats each parameter: matrices of cores and embeddings decay; norms, biases,
+        scalars and everything of the depth axis do not, unless the method's own paper says so."""
+        owners = {name: m for name, m in self.named_modules() if isinstance(m, Connection | Stream)}
+        rules = {}
+        for name, parameter in self.named_parameters():
+            owner = max((o for o in owners if name.startswith(o + ".")), key=len, default=None)
+            if owner is None:
+                rules[name] = ParamRule(decay=parameter.ndim >= 2 and "position_bias" not in name)
+            else:
+                rules[name] = owners[owner].param_rule(name[len(owner) + 1 :])
+        return rules
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype of the residual state: the configured one, or float64 in a float64 model."""
+        weight = self.embedding.weight
+        return torch.float64 if weight.dtype == torch.float64 else DTYPES[self.cfg.state_dtype]
+
+    def _check(
+        self, tokens: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None
+    ) -> None:
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise InputError(f"tokens must be integers (B, T), not {tokens.dtype} {tuple(tokens.shape)}")
+        if segments is not None and segments.shape != tokens.shape:
+            raise InputError(
+                f"segments {tuple(segments.shape)} must have the shape of tokens {tuple(tokens.shape)}"
+            )
+        if positions is not None and positions.shape not in (tokens.shape, tokens.shape[1:]):
+            raise InputError(
+                f"positions {tuple(positions.shape)} must be (T,) or (B, T) for tokens {tuple(tokens.shape)}"
+            )
+        if cache is not None and cache.batch_size != tokens.shape[0]:
+            raise InputError(
+                f"the cache was made for batch {cache.batch_size} and tokens have {tokens.shape[0]} rows"
+            )
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy in nats over targets that are not -100, in at least float32."""
+    if logits.numel() == 0:
+        return logits.sum(dtype=torch.promote_types(logits.dtype, torch.float32))
+    flat = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(flat, targets.flatten(), ignore_index=-100, reduction="sum")

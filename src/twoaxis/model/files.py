@@ -1,0 +1,140 @@
+"""A model as a folder: config.json and model.safetensors. Tied weights are stored once."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from twoaxis.errors import InputError
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what compiling a module adds to it."""
+    return name.replace("_orig_mod.", "")
+
+
+def weights_of(model: Decoder) -> dict[str, Tensor]:
+    """The model's weights by plain name; a tied head is left out."""
+    skip = "head.weight" if model.cfg.tie_embeddings else ""
+    state = {plain_name(k): v.detach().contiguous() for k, v in model.state_dict().items()}
+    return {k: v for k, v in state.items() if k != skip}
+
+
+def save(model: Decoder, folder: str | Path) -> None:
+    """Write config.json and model.safetensors into a folder, each atomically."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "model.safetensors", to_bytes(weights_of(model), metadata={"format": "pt"}))
+    write_atomically(folder / "config.json", model.cfg.to_json().encode())
+
+
+def load(folder: str | Path) -> Decoder:
+    """The model that `save` wrote. Damaged or mismatched files raise InputError in one line."""
+    folder = Path(folder)
+    try:
+        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} holds no config.json; give a folder that twoaxis.save wrote") from None
+    except ValueError as error:
+        raise InputError(
+            f"{folder / 'config.json'} is not JSON ({error}); restore it or save the model again"
+        ) from None
+    model = Decoder(ModelConfig.from_dict(data))
+    load_weights(model, folder / "model.safetensors")
+    return model
+
+
+def load_weights(model: Decoder, path: Path) -> None:
+    """Fill a model from a safetensors file; every name and shape must agree, dtypes follow the file."""
+    weights = read_safetensors(path)
+    if model.cfg.tie_embeddings:
+        head = weights.pop("head.weight", None)
+        table = weights.get("embedding.weight")
+        if head is not None and table is not None and not torch.equal(head, table):
+            raise InputError(f"{path}: head and embedding differ but tie_embeddings is true; set it to false")
+    elif "head.weight" not in weights and "embedding.weight" in weights:
+        weights["head.weight"] = weights["embedding.weight"].clone()
+    expected = weights_of(model)
+    for problem, names in (
+        ("lacks", expected.keys() - weights.keys()),
+        ("has unknown", weights.keys() - expected.keys()),
+    ):
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise InputError(
+                f"{path} {problem} {len(names)} tensors ({some}); it belongs to another configuration"
+            )
+    wrong = [k for k in expected if expected[k].shape != weights[k].shape]
+    if wrong:
+        k = wrong[0]
+        raise InputError(
+            f"{path}: {k} has shape {tuple(weights[k].shape)}, the configuration needs {tuple(expected[k].shape)}"
+        )
+    dtypes = {w.dtype for w in weights.values()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[plain_name(name)])
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file; a cut or damaged file raises InputError with the expected and found size."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise InputError(f"{path} does not exist; give a folder that holds it") from None
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        header = file.read(min(length, size))
+    expected = _expected_size(header, length)
+    if size < 8 or len(header) < length or (expected is not None and expected != size):
+        wanted = f"{expected} bytes" if expected else f"at least {8 + max(length, 2)} bytes"
+        raise InputError(
+            f"{path} is damaged: expected {wanted}, found {size}; use another checkpoint or write it again"
+        )
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}); use another checkpoint or write it again") from None
+
+
+def _expected_size(header: bytes, length: int) -> int | None:
+    if not length or len(header) < length:
+        return None
+    try:
+        entries = json.loads(header)
+        return (
+            8
+            + length
+            + max((e["data_offsets"][1] for k, e in entries.items() if k != "__metadata__"), default=0)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

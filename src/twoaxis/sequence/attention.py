@@ -1,0 +1,198 @@
+"""Softmax attention over tokens: full or windowed, grouped-query, rotary.
+
+    q, k, v = W_q x_q, W_k x_k, W_v x_v          heads of width D = d / H (arXiv 1706.03762, GQA 2305.13245)
+    y = W_o softmax(q k^T / sqrt(D)) v           over the last `window` positions, the current one included
+
+`project` and `attend` are the two halves; methods that reach inside attention put their work between them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.cache import Remembers, Slot
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import check_window, local_attention, visible_pairs
+from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.rotary import rotary_angles, rotate
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
+
+
+class AttentionConfig(SequenceConfig):
+    """Options that every softmax attention shares. None takes the model's value."""
+
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    qk_norm: bool | None = None
+
+    @property
+    def accepts_qkv(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        for name in ("n_heads", "n_kv_heads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(
+                    f"{self.name}({name}={value}): allowed is 1 or more, or None for the model's"
+                )
+
+    def heads(self, layout: Layout) -> tuple[int, int, int]:
+        """(query heads H, key/value heads, head width D) in a model."""
+        h = self.n_heads or layout.n_heads
+        hkv = self.n_kv_heads or (layout.n_kv_heads if self.n_heads is None else h)
+        if layout.d_model % h or h % hkv:
+            raise InputError(
+                f"{self.name}: d_model={layout.d_model}, n_heads={h}, n_kv_heads={hkv}: heads must divide d_model and "
+                "key/value heads must divide heads"
+            )
+        return h, hkv, layout.d_model // h
+
+    def window_in(self, block: int) -> int | None:
+        """The window of this core in a block; None sees everything before."""
+        raise NotImplementedError
+
+    def parameters(self, layout: Layout) -> int:
+        """How many numbers it learns."""
+        h, hkv, width = self.heads(layout)
+        normed = layout.qk_norm if self.qk_norm is None else self.qk_norm
+        return 2 * layout.d_model * width * (h + hkv) + (2 * width if normed else 0)
+
+    def cost(self, shape: Shape, block: int = 0) -> Cost:
+        layout, window = shape.layout, self.window_in(block)
+        h, hkv, width = self.heads(layout)
+        projections = 4 * layout.d_model * width * (h + hkv) * shape.tokens
+        scores = 4 * width * h * visible_pairs(shape.seq_len, window) * shape.batch_size
+        rows = shape.seq_len if window is None else window
+        item = torch.empty((), dtype=getattr(torch, shape.dtype)).element_size()
+        return Cost(
+            parameters=self.parameters(layout),
+            flops_forward=projections + scores,
+            flops_backward=2 * (projections + scores),
+            decode_state_bytes=2 * hkv * width * rows * shape.batch_size * item,
+        )
+
+
+class SoftmaxAttention(Mixer, Remembers, ABC):
+    """What full and short attention have in common."""
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
+        super().__init__(cfg, layout, block, **options)
+        self.n_heads, self.n_kv_heads, self.width = cfg.heads(layout)
+        self.window = cfg.window_in(block)
+        self.rotary = True
+        d = layout.d_model
+        self.qkv = nn.Linear(d, (self.n_heads + 2 * self.n_kv_heads) * self.width, bias=False)
+        self.out = nn.Linear(self.n_heads * self.width, d, bias=False)
+        normed = layout.qk_norm if cfg.qk_norm is None else cfg.qk_norm
+        self.q_norm = RMSNorm(self.width, layout.norm_eps) if normed else nn.Identity()
+        self.k_norm = RMSNorm(self.width, layout.norm_eps) if normed else nn.Identity()
+
+    def output_layers(self) -> list[nn.Linear]:
+        return [self.out]
+
+    def forward(self, reads: Reads, ctx: Context) -> Tensor:
+        return self.attend(*self.project(reads), ctx)
+
+    def project(self, reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, T, H, D), k and v (B, T, Hkv, D), before rotation."""
+        sizes = [n * self.width for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
+        if reads.key is None and reads.value is None:
+            parts = self.qkv(reads.x).split(sizes, -1)
+        else:
+            inputs = (
+                reads.x,
+                reads.x if reads.key is None else reads.key,
+                reads.x if reads.value is None else reads.value,
+            )
+            parts = [F.linear(x, w) for x, w in zip(inputs, self.qkv.weight.split(sizes), strict=True)]
+        q, k, v = (p.unflatten(-1, (-1, self.width)) for p in parts)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
+        if self.rotary:
+            positions = ctx.positions
+            if positions is None:
+                start = ctx.cache.length if ctx.cache is not None else 0
+                positions = torch.arange(start, start + q.shape[1], device=q.device)
+            cos, sin = rotary_angles(positions, self.width, self.layout.rope_base)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        segments = ctx.segments
+        if ctx.cache is not None:
+            rows = ctx.cache[self.slot_name].append(k=k, v=v)
+            k, v = rows["k"], rows["v"]
+            segments = ctx.cache.segments[:, -k.shape[1] :] if ctx.cache.segments is not None else None
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
+        y = local_attention(q, k, v, self.window, segments=segments, **self.extras())
+        y = self.out(y.transpose(1, 2).flatten(2))
+        return F.dropout(y, self.layout.dropout, self.training)
+
+    def extras(self) -> dict[str, Any]:
+        """Further arguments of the operator: sinks, position bias."""
+        return {}
+
+    def new_slot(
+        self,
+        batch_size: int,
+        max_length: int | None,
+        max_rollback: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Slot:
+        row = ((self.n_kv_heads, self.width), dtype)
+        keep = None if self.window is None else self.window - 1
+        return Slot(
+            batch_size,
+            {"k": row, "v": row},
+            keep=keep,
+            max_rollback=max_rollback,
+            max_length=max_length,
+            device=device,
+        )
+
+
+@spec.register("sequence", "attention")
+class Attention(SoftmaxAttention):
+    """Causal softmax attention, full by default; `pattern="SSSL"` with `window` alternates short and full by block."""
+
+    equation = "y = W_o softmax(q k^T / sqrt(D)) v"
+    source = "arXiv 1706.03762"
+
+    class Config(AttentionConfig):
+        """window: positions seen, the current one included (None: all). pattern: S or L for each block, repeated."""
+
+        window: int | None = None
+        pattern: str | None = None
+
+        def check(self) -> None:
+            super().check()
+            check_window(self.window)
+            if self.pattern is not None and (
+                not self.pattern or set(self.pattern) - {"S", "L"} or self.window is None
+            ):
+                raise InputError(
+                    f"attention(pattern={self.pattern!r}, window={self.window!r}): allowed is a word of S (short) and "
+                    "L (full) such as 'SSSL', together with a window"
+                )
+
+        def window_in(self, block: int) -> int | None:
+            if self.pattern and self.pattern[block % len(self.pattern)] == "L":
+                return None
+            return self.window
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="tokens",
+                weights="QK",
+                normalizer="softmax",
+                sharing="per block",
+                short_swa="yes: window = w, or T",
+            )

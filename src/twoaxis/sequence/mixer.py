@@ -1,0 +1,59 @@
+"""The sequence axis: a core maps what a connection read, (B, T, d), to what it will write, (B, T, d)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.types import Context, Cost, Layout, Reads, Shape
+
+
+class SequenceConfig(spec.Config):
+    """Options of a core."""
+
+    @property
+    def accepts_qkv(self) -> bool:
+        """Whether the core takes inputs of its own for keys and values."""
+        return False
+
+    @property
+    def kind(self) -> str:
+        """What a depth method is told of this core: its name, without options."""
+        return self.name
+
+    def cost(self, shape: Shape, block: int = 0) -> Cost:
+        """Counts of this core in one block."""
+        raise NotImplementedError
+
+
+class Mixer(nn.Module, ABC):
+    """A sublayer's core. Concrete cores are final.
+
+    cfg: the core's options. layout: the model around it. block: the index of the block it stands in.
+    output_scale: a factor on the init of the output projection, asked for by some depth methods.
+    """
+
+    Config: ClassVar[type[SequenceConfig]] = SequenceConfig
+    method_name: ClassVar[str] = ""
+    equation: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, *, output_scale: float = 1.0) -> None:
+        super().__init__()
+        self.cfg, self.layout, self.block, self.output_scale = cfg, layout, block, output_scale
+
+    @property
+    def accepts_qkv(self) -> bool:
+        """Whether `forward` uses `reads.key` and `reads.value`."""
+        return bool(self.cfg.accepts_qkv)
+
+    def output_layers(self) -> list[nn.Linear]:
+        """The projections that write to the residual stream; the model's init scales them down."""
+        return []
+
+    @abstractmethod
+    def forward(self, reads: Reads, ctx: Context) -> Tensor:
+        """The core's output y (B, T, d)."""

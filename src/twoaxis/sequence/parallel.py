@@ -1,0 +1,69 @@
+"""Several cores on one read, their outputs added: "parallel(attention, mlp)" (the GPT-J block)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.errors import InputError
+from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
+
+
+@spec.register("sequence", "parallel")
+class Parallel(Mixer):
+    """y = sum_i core_i(x)."""
+
+    equation = "y = sum_i core_i(x)"
+    source = "github.com/kingoflolz/mesh-transformer-jax"
+
+    class Config(SequenceConfig):
+        """cores: the specs of two or more cores, given as positional arguments."""
+
+        specs_field = "cores"
+        cores: tuple[str, ...] = ()
+
+        def check(self) -> None:
+            if self.cores:
+                if len(self.cores) < 2:
+                    raise InputError(
+                        f"parallel{self.cores}: allowed is two or more cores, as in parallel(attention, mlp)"
+                    )
+                self.parts()
+
+        def parts(self) -> list[SequenceConfig]:
+            """The configs of the cores; attention and mlp when none are named."""
+            return [spec.parse_spec("sequence", core) for core in self.cores or ("attention", "mlp")]
+
+        @property
+        def accepts_qkv(self) -> bool:
+            return any(part.accepts_qkv for part in self.parts())
+
+        @property
+        def kind(self) -> str:
+            return f"parallel({', '.join(part.kind for part in self.parts())})"
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="tokens", weights="as its cores", sharing="per block", short_swa="as its cores"
+            )
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            total = Cost()
+            for part in self.parts():
+                total = total + part.cost(shape, block)
+            return total
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
+        super().__init__(cfg, layout, block, **options)
+        self.cores = nn.ModuleList(
+            spec.method("sequence", part.name)(part, layout, block, **options) for part in cfg.parts()
+        )
+
+    def forward(self, reads: Reads, ctx: Context) -> Tensor:
+        first, *others = [core(reads, ctx) for core in self.cores]
+        for y in others:
+            first = first + y
+        return first

@@ -1,0 +1,196 @@
+"""The registry of methods on both axes, their typed options, and the one-line specs that name them.
+
+A spec is a name or a call with literal keyword arguments, `"ddl(value_dim=4)"`. It is read with `ast`
+and never evaluated. `"parallel(attention, mlp)"` takes other specs as positional arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+from twoaxis.errors import InputError
+from twoaxis.types import Coordinates, Cost, Shape, StandardStart
+
+Axis = Literal["depth", "sequence"]
+_METHODS: dict[str, dict[str, type]] = {"depth": {}, "sequence": {}}
+T = TypeVar("T", bound=type)
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+class Config:
+    """Options of a method. Every subclass is made a frozen, keyword-only dataclass, nested in its method."""
+
+    axis: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    specs_field: ClassVar[str | None] = None  # the field that takes positional specs
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            object.__setattr__(
+                self, f.name, _checked(self.name, f.name, getattr(self, f.name), hints[f.name])
+            )
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that the types allow and the method does not."""
+
+    def spec(self) -> str:
+        """The one-line spec: the name with the options that differ from their defaults."""
+        args = []
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name == self.specs_field:
+                args += list(value)
+            elif value != f.default:
+                args.append(f"{f.name}={list(value) if isinstance(value, tuple) else value!r}")
+        return f"{self.name}({', '.join(args)})" if args else self.name
+
+    def coordinates(self) -> Coordinates:
+        """Where the method stands on the duality paper's map."""
+        raise NotImplementedError
+
+    def cost(self, shape: Shape, block: int = 0) -> Cost:
+        """Counts from the options alone: a depth method's over the network, a core's in one block."""
+        raise NotImplementedError
+
+    def standard_start(self) -> StandardStart:
+        """Whether a freshly built model equals the standard pre-norm Transformer."""
+        return "no"
+
+
+def register(axis: Axis, name: str) -> Callable[[T], T]:
+    """Class decorator: make a method known by `name` on `axis`. It must own a nested `Config`."""
+
+    def add(cls: T) -> T:
+        config = cls.__dict__.get("Config") or type("Config", (cls.Config,), {})  # type: ignore[attr-defined]
+        config.axis, config.name = axis, name
+        config.__qualname__ = f"{cls.__qualname__}.Config"
+        cls.Config, cls.method_name = config, name  # type: ignore[attr-defined]
+        _METHODS[axis][name] = cls
+        return cls
+
+    return add
+
+
+def unregister(axis: Axis, name: str) -> None:
+    """Forget a method, e.g. one defined for a moment in a notebook or a test."""
+    _METHODS[axis].pop(name, None)
+
+
+def methods(axis: Axis) -> dict[str, type]:
+    """All registered methods of one axis, name -> class (with `.Config`), in order of registration."""
+    if axis not in _METHODS:
+        raise InputError(f"axis {axis!r} is unknown; use 'depth' or 'sequence'")
+    return dict(_METHODS[axis])
+
+
+def method(axis: Axis, name: str) -> Any:
+    """The method class called `name`, or an error that lists what exists."""
+    if name not in _METHODS[axis]:
+        raise InputError(f"{axis} method {name!r} is unknown; {nearest(name, _METHODS[axis])}")
+    return _METHODS[axis][name]
+
+
+def nearest(given: str, allowed: typing.Iterable[str]) -> str:
+    """'did you mean X? known: ...' for an error line."""
+    names = list(allowed)
+    close = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(names) or 'none'}"
+
+
+def parse_spec(axis: Axis, text: str | Config) -> Any:
+    """The Config that a one-line spec names, e.g. `parse_spec("depth", "ddl(value_dim=4)")`.
+
+    Raises InputError for malformed text, unknown names or arguments (with the nearest match) and bad values.
+    """
+    if isinstance(text, Config):
+        if text.axis != axis:
+            raise InputError(f"{text.spec()!r} is a {text.axis} method, not one of the {axis} axis")
+        return text
+    if not isinstance(text, str):
+        raise InputError(f"a {axis} spec must be text such as 'name(option=1)', not {text!r}")
+    name, positional, options = _read_call(text)
+    config = method(axis, name).Config
+    if positional:
+        if config.specs_field is None:
+            raise InputError(f"{text!r}: options of {name} need a name, as in {name}(option=value)")
+        options[config.specs_field] = tuple(positional)
+    known = [f.name for f in dataclasses.fields(config)]
+    for key in options:
+        if key not in known:
+            raise InputError(f"{name} has no option {key!r}; {nearest(key, known)}")
+    return config(**options)
+
+
+def _read_call(text: str) -> tuple[str, list[str], dict[str, Any]]:
+    wrong = f"cannot read {text!r} as a method: write name or name(option=value, ...) with literal values"
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise InputError(wrong) from None
+    if isinstance(node, ast.Name):
+        return node.id, [], {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise InputError(wrong)
+    options: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise InputError(wrong)
+        try:
+            options[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, MemoryError, RecursionError):
+            raise InputError(f"{text!r}: the value of {keyword.arg!r} is not a literal") from None
+    positional = [
+        a.value if isinstance(a, ast.Constant) and isinstance(a.value, str) else ast.unparse(a)
+        for a in node.args
+    ]
+    return node.func.id, positional, options
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _checked(method_name: str, field: str, value: Any, hint: Any) -> Any:
+    """The value, with lists made tuples and ints made floats where the hint says so; InputError if it does not fit."""
+    if _fits(value, hint):
+        return value
+    if isinstance(value, list) and _fits(tuple(value), hint):
+        return tuple(value)
+    if isinstance(value, int) and not isinstance(value, bool) and _fits(float(value), hint):
+        return float(value)
+    raise InputError(f"{method_name}({field}={value!r}): allowed is {_spell(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return any(value == a and type(value) is type(a) for a in args)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, a) for a in args)
+    if origin is tuple:
+        item = args[0]
+        return isinstance(value, tuple) and all(_fits(v, item) for v in value)
+    if hint is None or hint is type(None):
+        return value is None
+    return type(value) is hint
+
+
+def _spell(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return " or ".join(repr(a) for a in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_spell(a) for a in args)
+    return "None" if hint in (None, type(None)) else getattr(hint, "__name__", str(hint))
