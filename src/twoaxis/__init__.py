@@ -1,6 +1,7 @@
 """twoaxis: how a Transformer carries information along depth and along the sequence."""
 
 from twoaxis import depth, model, ops, sequence
+from twoaxis.cost import cost  # the function; the room is reached by `from twoaxis.cost import ...`
 from twoaxis.errors import InputError, RunError
 from twoaxis.model import Decoder, ModelConfig, load, save
 from twoaxis.spec import methods, parse_spec, register, unregister
@@ -22,6 +23,7 @@ __all__ = [
     "Shape",
     "TensorSpec",
     "__version__",
+    "cost",
     "depth",
     "load",
     "methods",

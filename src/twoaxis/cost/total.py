@@ -1,0 +1,53 @@
+"""The cost of a whole model: the sum of what its parts say of themselves.
+
+| part           | parameters          | FLOPs forward, for each of the B * T tokens                     |
+|----------------|---------------------|-----------------------------------------------------------------|
+| embedding      | V d                 | 0 (a look-up)                                                   |
+| head           | V d, or 0 when tied | 2 V d                                                           |
+| depth          | `DepthConfig.cost`  | reads and writes of all blocks; norms' parameters               |
+| kinds of cores | `.cost`             | 2 per weight; attention 4 D H for each visible (query, key) pair |
+
+A multiplication and an addition are two FLOPs. The backward pass of a product is two products of the same
+size, so it counts twice the forward one. Norms, activations, rotations and softmaxes are not counted. Visible
+pairs are sum_t min(t + 1, window): what a dense mask computes and throws away is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twoaxis.errors import InputError
+from twoaxis.model.config import ModelConfig
+from twoaxis.types import DTYPES, Cost, Shape
+
+
+def cost(cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float32") -> Cost:
+    """What a model costs on `batch_size` rows of `seq_len` tokens, without building it.
+
+    parameters: learned numbers. flops_forward, flops_backward: of one training step over all tokens.
+    decode_state_bytes: `model.new_cache(batch_size, max_length=seq_len).nbytes`. boundary_bytes: what a block
+    hands on, at the block boundary where that is largest. by_part: the same counts of "embedding", "head",
+    "depth" and each kind of core summed over blocks. dtype: of the weights, and so of the cache.
+
+    Raises InputError for sizes below 1 and unknown dtypes.
+    """
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
+        if type(value) is not int or value < 1:
+            raise InputError(f"{name}={value!r}: allowed is an integer of 1 or more")
+    if dtype not in DTYPES:
+        raise InputError(f"dtype={dtype!r}: allowed is {' or '.join(DTYPES)}")
+    shape = Shape(layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype)
+    table = cfg.vocab_size * cfg.d_model
+    parts = {
+        "embedding": Cost(parameters=table),
+        "head": Cost(
+            parameters=0 if cfg.tie_embeddings else table,
+            flops_forward=2 * table * shape.tokens,
+            flops_backward=4 * table * shape.tokens,
+        ),
+        "depth": cfg.depth_config().cost(shape),
+    }
+    for block, cores in enumerate(cfg.block_configs()):
+        for core in cores:
+            parts[core.kind] = parts.get(core.kind, Cost()) + core.cost(shape, block)
+    return replace(sum(parts.values(), start=Cost()), by_part=parts)
