@@ -70,9 +70,10 @@ class Slot:
         self.length, self._high = end, max(self._high, end)
         return joined
 
-    def newest(self, name: str) -> Tensor:
-        """The newest row of a field, (B, 1, ...)."""
-        return self._data[name][:, self._index(self.length - 1, self.length)]
+    def newest(self) -> dict[str, Tensor]:
+        """The newest row of every field, (B, 1, ...)."""
+        where = self._index(self.length - 1, self.length)
+        return {name: data[:, where] for name, data in self._data.items()}
 
     def check_rollback(self, length: int) -> None:
         """Refuse a rollback to `length` tokens when rows it needs are gone."""
@@ -142,36 +143,49 @@ class Cache:
         self.batch_size, self.max_rollback = batch_size, max_rollback
         self.length = 0
         self.segments: Tensor | None = None
-        self._segments: Slot | None = None
+        self._documents: Slot | None = None
 
     def __getitem__(self, name: str) -> Slot:
         return self.slots[name]
 
-    def begin(self, count: int, segments: Tensor | None) -> Tensor | None:
-        """Announce `count` new tokens; returns their document ids (B, count).
+    def begin(
+        self, count: int, segments: Tensor | None, positions: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Announce `count` new tokens; returns their document ids and positions, (B, count) each, or None.
 
         Tokens without segments continue the document of the token before them; tokens fed before the first
-        segments belong to document 0.
+        segments belong to document 0. Positions count within each document unless they are given.
         """
-        if segments is None and self._segments is None:
-            return None
-        if self._segments is None:
+        if segments is None and self._documents is None:
+            return None, positions
+        if self._documents is None:
             assert segments is not None
-            keeps = [slot.keep for slot in self.slots.values()]
-            keep = None if None in keeps else max([k for k in keeps if k is not None], default=0)
-            self._segments = Slot(
-                self.batch_size,
-                {"id": ((), torch.int64)},
-                keep=None if keep is None else max(keep, 1),
-                max_rollback=self.max_rollback,
-                device=segments.device,
-            )
-            if self.length:
-                self._segments.append(id=segments.new_zeros(self.batch_size, self.length))
+            self._documents = self._new_documents(segments.device)
+        last = self._documents.newest() if self._documents.length else None
         if segments is None:
-            segments = self._segments.newest("id").expand(-1, count)
-        self.segments = self._segments.append(id=segments)["id"]
-        return segments
+            assert last is not None
+            segments = last["segment"].expand(-1, count)
+        if positions is None:
+            positions = document_positions(segments, last)
+        seen = self._documents.append(segment=segments, position=positions.expand(segments.shape))
+        self.segments = seen["segment"]
+        return segments, positions
+
+    def _new_documents(self, device: torch.device) -> Slot:
+        keeps = [slot.keep for slot in self.slots.values()]
+        keep = None if None in keeps else max([k for k in keeps if k is not None], default=0)
+        row = ((), torch.int64)
+        slot = Slot(
+            self.batch_size,
+            {"segment": row, "position": row},
+            keep=None if keep is None else max(keep, 1),
+            max_rollback=self.max_rollback,
+            device=device,
+        )
+        if self.length:
+            counted = torch.arange(self.length, device=device).expand(self.batch_size, -1)
+            slot.append(segment=torch.zeros_like(counted), position=counted)
+        return slot
 
     def advance(self, count: int) -> None:
         """Count tokens that a forward pass has appended."""
@@ -208,7 +222,22 @@ class Cache:
             slot.reorder(parents)
 
     def _all(self) -> list[Slot]:
-        return [*self.slots.values(), *([self._segments] if self._segments else [])]
+        return [*self.slots.values(), *([self._documents] if self._documents else [])]
+
+
+def document_positions(segments: Tensor, last: dict[str, Tensor] | None = None) -> Tensor:
+    """Positions (B, T) counted within each run of equal segment ids (B, T).
+
+    last: segment and position (B, 1) of the token before the first, whose document may go on.
+    """
+    index = torch.arange(segments.shape[1], device=segments.device).expand(segments.shape)
+    if last is None:
+        before, offset = segments[:, :1] - 1, torch.zeros_like(segments[:, :1])
+    else:
+        before, offset = last["segment"], last["position"] + 1
+    begins = segments != torch.cat((before, segments[:, :-1]), 1)
+    start = torch.where(begins, index, -1).cummax(1).values if segments.shape[1] else index
+    return torch.where(start < 0, index + offset, index - start)
 
 
 class Remembers:

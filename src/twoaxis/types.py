@@ -28,7 +28,7 @@ class Context:
     """What every read, write and core may know besides its input.
 
     segments: (B, T) int64 document id of each token, -1 is padding; None is one document per row.
-    positions: (B, T) or (T,) int64 absolute positions; None counts on from what the cache has seen.
+    positions: (B, T) or (T,) int64 positions for the rotation; None counts on from what the cache has seen.
     cache: the decoding cache, or None when all tokens are given at once.
     """
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis import spec
-from twoaxis.cache import Cache, name_slots, remembering
+from twoaxis.cache import Cache, document_positions, name_slots, remembering
 from twoaxis.depth.connection import Connection, Stream
 from twoaxis.errors import InputError
 from twoaxis.model.block import Block
@@ -59,13 +59,15 @@ class Decoder(nn.Module):
     ) -> Any:
         """Logits (B, T, V) for tokens (B, T).
 
-        segments: (B, T) document ids, -1 is padding. positions: (T,) or (B, T) absolute positions, by default
-        counted on from the cache. return_states: also return {"block.0": the state before block 0, ..,
+        segments: (B, T) document ids, -1 is padding. positions: (T,) or (B, T) positions, by default
+        counted within each document, on from what the cache has seen. return_states: also return {"block.0": the state before block 0, ..,
         "block.L": the state after the last, "final": what the head reads}.
         """
         self._check(tokens, segments, positions, cache)
         if cache is not None:
-            segments = cache.begin(tokens.shape[1], segments)
+            segments, positions = cache.begin(tokens.shape[1], segments, positions)
+        elif segments is not None and positions is None:
+            positions = document_positions(segments)
         ctx = Context(segments, positions, cache)
         state = self.stream.open(self.embedding(tokens).to(self.state_dtype), ctx)
         states = {"block.0": state}

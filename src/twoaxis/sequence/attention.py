@@ -123,7 +123,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
             if positions is None:
                 start = ctx.cache.length if ctx.cache is not None else 0
                 positions = torch.arange(start, start + q.shape[1], device=q.device)
-            cos, sin = rotary_angles(positions, self.width, self.layout.rope_base)
+            cos, sin = rotary_angles(positions, self.width, self.layout.rope_base, q.dtype)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         segments = ctx.segments
         if ctx.cache is not None:

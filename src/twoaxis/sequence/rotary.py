@@ -1,4 +1,10 @@
-"""Rotary position embedding (arXiv 2104.09864), half-split pairs (i, i + D/2)."""
+"""Rotary position embedding (arXiv 2104.09864), half-split pairs (i, i + D/2).
+
+    angle(t, i) = t * base^(-2i/D);  (x_i, x_{i+D/2}) is turned by it
+
+Angles are products of float32 numbers, as in the public code that pretrained models were trained with (a more
+exact angle would change what those models compute); in a float64 model they are float64.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +12,15 @@ import torch
 from torch import Tensor
 
 
-def rotary_angles(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * base^(-2i/D), each (..., T, 1, D/2) in float64-exact float32, for (B, T, H, D) inputs.
-
-    positions: (T,) or (B, T) integers.
-    """
-    rates = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width)
-    angles = (positions.to(torch.float64)[..., None] * rates)[..., None, :]
+def rotary_angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin, (..., T, 1, D/2), of positions (T,) or (B, T), for inputs (B, T, H, D) of `dtype`."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
+    angles = (positions.to(dtype)[..., None] * (1.0 / base**exponents))[..., None, :]
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, D) rotated by its token's angles; computed in at least float32, returned in x's dtype."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(dtype), sin.to(dtype)
-    first, second = x.to(dtype).chunk(2, -1)
+    """x (B, T, H, D) turned by its token's angles; computed in at least float32, returned in x's dtype."""
+    first, second = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
