@@ -37,7 +37,7 @@ class Config:
         hints = _hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             object.__setattr__(
-                self, f.name, _checked(self.name, f.name, getattr(self, f.name), hints[f.name])
+                self, f.name, checked(self.name, f.name, getattr(self, f.name), hints[f.name])
             )
         self.check()
 
@@ -162,7 +162,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _checked(method_name: str, field: str, value: Any, hint: Any) -> Any:
+def checked(method_name: str, field: str, value: Any, hint: Any) -> Any:
     """The value, with lists made tuples and ints made floats where the hint says so; InputError if it does not fit."""
     if _fits(value, hint):
         return value

@@ -1,0 +1,68 @@
+"""Scoring a model on a token file: every token after the first is a target exactly once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from twoaxis.data import TokenFile, eval_batches
+from twoaxis.model import Decoder
+from twoaxis.train.precision import computing_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A score: summed loss in nats over `tokens` targets, which stand for `bytes` bytes of text."""
+
+    nats: float
+    tokens: int
+    bytes: float
+    bits_per_byte: float
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per target in nats."""
+        return self.nats / self.tokens
+
+
+def evaluate(
+    model: Decoder,
+    tokens: TokenFile,
+    seq_len: int,
+    batch_size: int,
+    max_tokens: int | None = None,
+    precision: str = "float32",
+    packing: str = "stream",
+) -> Evaluation:
+    """Score `model` in evaluation mode, without gradients, and leave it in the mode it was in.
+
+    Rows of `seq_len` side by side, the last one padded; totals and counts do not depend on `batch_size`.
+    max_tokens: score that many first targets only. InputError for fewer than 2 tokens.
+    """
+    batches = eval_batches(tokens, seq_len, batch_size, max_tokens, packing)
+    device, training = model.embedding.weight.device, model.training
+    nats, count = 0.0, 0
+    model.eval()
+    try:
+        with torch.no_grad(), computing_in(precision, device):
+            for batch in batches:
+                inputs, targets = batch.tokens.to(device), batch.targets.to(device)
+                segments = None if batch.segments is None else batch.segments.to(device)
+                logits = model(inputs, segments=segments).flatten(0, 1)
+                wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                each = F.cross_entropy(wide, targets.flatten(), ignore_index=-100, reduction="none")
+                nats += each.sum(dtype=torch.float64).item()
+                count += int((batch.targets != -100).sum())
+    finally:
+        model.train(training)
+    if count == 0:  # one-token documents only
+        return Evaluation(nats=0.0, tokens=0, bytes=0.0, bits_per_byte=math.nan)
+    return Evaluation(
+        nats=nats,
+        tokens=count,
+        bytes=count * tokens.bytes_per_token,
+        bits_per_byte=tokens.bits_per_byte(nats, count),
+    )
