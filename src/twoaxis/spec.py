@@ -101,6 +101,12 @@ def method(axis: Axis, name: str) -> Any:
     return _METHODS[axis][name]
 
 
+def options(config: type[Config]) -> dict[str, tuple[str, Any]]:
+    """Each option of a method: what is allowed, in words, and its default."""
+    hints = _hints(config)
+    return {f.name: (_spell(hints[f.name]), f.default) for f in dataclasses.fields(config)}
+
+
 def nearest(given: str, allowed: typing.Iterable[str]) -> str:
     """'did you mean X? known: ...' for an error line."""
     names = list(allowed)
@@ -193,4 +199,6 @@ def _spell(hint: Any) -> str:
         return " or ".join(repr(a) for a in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_spell(a) for a in args)
+    if origin is tuple:
+        return f"list of {_spell(args[0])}"
     return "None" if hint in (None, type(None)) else getattr(hint, "__name__", str(hint))

@@ -118,7 +118,7 @@ def _check_tokens(
         raise InputError(f"max_new_tokens={max_new_tokens!r}: allowed is an integer of 0 or more")
     if tokens.ndim != 2 or tokens.shape[1] == 0 or tokens.dtype != torch.long:
         raise InputError(
-            f"tokens {tokens.dtype} {tuple(tokens.shape)}: give int64 ids (B, T) with at least one token a row"
+            f"tokens {tokens.dtype} {tuple(tokens.shape)}: give int64 ids (B, T) with T of 1 or more"
         )
     for given, name in ((tokens.flatten().tolist(), "tokens"), (ids, "end_ids or pad_id")):
         wrong = [i for i in given if type(i) is not int or not 0 <= i < vocab]

@@ -1,0 +1,120 @@
+"""`twoaxis methods`: what is registered on both axes, with options, coordinates and cost at a size."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from twoaxis import spec
+from twoaxis.model.config import ModelConfig
+from twoaxis.types import Cost, Shape
+
+
+@dataclass
+class Args:
+    """List the methods of both axes: equation, source, options, coordinates, and cost at a size."""
+
+    axis: Literal["all", "depth", "sequence"] = "all"
+    """Which axis to list."""
+    d_model: int = 512
+    """Width of the model at which costs are given."""
+    n_blocks: int = 12
+    """Blocks of that model, each an attention and an mlp."""
+    n_heads: int = 8
+    """Heads of its attention."""
+    seq_len: int = 512
+    """Tokens of the one sequence at which costs are given."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+def run(args: Args) -> int:
+    """Print the list; 0."""
+    cfg = ModelConfig(d_model=args.d_model, n_blocks=args.n_blocks, n_heads=args.n_heads)
+    shape = Shape(layout=cfg.layout(), batch_size=1, seq_len=args.seq_len)
+    axes: tuple[spec.Axis, ...] = ("depth", "sequence")
+    listed = {axis: [describe(axis, name, shape) for name in spec.methods(axis)] for axis in axes}
+    if args.axis != "all":
+        listed = {axis: rows for axis, rows in listed.items() if axis == args.axis}
+    size = {
+        "d_model": args.d_model,
+        "n_blocks": args.n_blocks,
+        "n_heads": args.n_heads,
+        "seq_len": args.seq_len,
+    }
+    if args.json:
+        print(json.dumps({"size": size, **listed}, indent=2))
+    else:
+        _show(listed, ", ".join(f"{name}={value}" for name, value in size.items()))
+    return 0
+
+
+def describe(axis: spec.Axis, name: str, shape: Shape) -> dict[str, Any]:
+    """All that is known of a method with its default options, as plain data."""
+    method = spec.method(axis, name)
+    config = method.Config()
+    cost: Cost = config.cost(shape)
+    numbers: dict[str, Any]
+    if axis == "depth":
+        standard: Cost = spec.parse_spec("depth", "additive").cost(shape)
+        numbers = {
+            "extra_parameters": cost.parameters - standard.parameters,
+            "boundary_bytes_per_token": {k: v / shape.tokens for k, v in cost.boundary_bytes.items()},
+            "standard_start": config.standard_start(),
+        }
+    else:
+        numbers = {"parameters_per_sublayer": cost.parameters, "separate_qkv_inputs": config.accepts_qkv}
+    return {
+        "name": name,
+        "equation": method.equation,
+        "source": method.source,
+        "options": [
+            {"name": option, "allowed": allowed, "default": default}
+            for option, (allowed, default) in spec.options(method.Config).items()
+        ],
+        "coordinates": dataclasses.asdict(config.coordinates()),
+        **numbers,
+        "decode_state_bytes": cost.decode_state_bytes,
+    }
+
+
+def _show(listed: dict[Any, list[dict[str, Any]]], size: str) -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    for axis, rows in listed.items():
+        console.print(_table(axis, rows, size))
+        for row in rows:
+            options = ", ".join(f"{o['name']}={o['default']!r} ({o['allowed']})" for o in row["options"])
+            place = ", ".join(f"{k.replace('_', ' ')}: {v}" for k, v in row["coordinates"].items())
+            console.print(f"{row['name']}    {row['source']}", style="bold")
+            for line in (row["equation"], f"options: {options or 'none'}", place):
+                console.print(textwrap.indent(textwrap.fill(line, console.width - 4), "    "))
+        console.print()
+
+
+def _table(axis: str, rows: list[dict[str, Any]], size: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"{axis} axis at {size}, float32", title_justify="left", title_style="bold")
+    table.add_column("method", overflow="fold")
+    if axis == "depth":
+        columns = ("parameters over additive", "bytes per token at a block boundary", "decode bytes")
+    else:
+        columns = ("parameters of a sublayer", "separate q, k, v inputs", "decode bytes")
+    for column in columns:
+        table.add_column(column, justify="right")
+    if axis == "depth":
+        table.add_column("starts as the standard Transformer")
+    for row in rows:
+        decode = f"{row['decode_state_bytes']:,}"
+        if axis == "depth":
+            sent = ", ".join(f"{k} {v:,.0f}" for k, v in row["boundary_bytes_per_token"].items())
+            table.add_row(row["name"], f"{row['extra_parameters']:,}", sent, decode, row["standard_start"])
+        else:
+            takes = "yes" if row["separate_qkv_inputs"] else "no"
+            table.add_row(row["name"], f"{row['parameters_per_sublayer']:,}", takes, decode)
+    return table
