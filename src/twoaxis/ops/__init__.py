@@ -4,6 +4,7 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 """
 
 from . import reference
+from .causal_conv import depthwise_causal_conv
 from .reference import delta_rewrite, depth_read, local_attention, mix, rms
 from .window import check_window, visible, visible_pairs
 
@@ -11,6 +12,7 @@ __all__ = [
     "check_window",
     "delta_rewrite",
     "depth_read",
+    "depthwise_causal_conv",
     "local_attention",
     "mix",
     "reference",

@@ -152,6 +152,25 @@ def check_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor)
     return expanded
 
 
+def check_conv(x: Tensor, weight: Tensor, history: Tensor | None, segments: Tensor | None) -> int:
+    """Refuse what `depthwise_causal_conv` does not define; returns the number of rows of history."""
+    channels = weight.shape[:-1]
+    fits = x.ndim == weight.ndim + 1 and weight.ndim >= 2 and weight.shape[-1] >= 1
+    if not fits or any(a != b and 1 not in (a, b) for a, b in zip(x.shape[2:], channels)):
+        raise InputError(f"x {_shape(x)}, weight {_shape(weight)}: give (B, T, C..) and (C.., k) with k >= 1")
+    if history is not None and (history.shape[:1], history.shape[2:]) != (x.shape[:1], x.shape[2:]):
+        raise InputError(f"history {_shape(history)}: give (B, R, C..) for x {_shape(x)}")
+    R = 0 if history is None else history.shape[1]
+    if segments is not None and (
+        segments.shape != (x.shape[0], R + x.shape[1]) or segments.dtype.is_floating_point
+    ):
+        raise InputError(
+            f"segments {_shape(segments)} {segments.dtype}: give integer ids of history and x, "
+            f"({x.shape[0]}, {R + x.shape[1]})"
+        )
+    return R
+
+
 def source_dtype(sources: Sequence[Tensor]) -> torch.dtype:
     """The dtype that holds all sources: results are cast to it once."""
     return reduce(torch.promote_types, (x.dtype for x in sources))

@@ -15,6 +15,7 @@ from .checks import (
     ReadOptions,
     Weights,
     check_attention,
+    check_conv,
     check_mix,
     check_read,
     check_rewrite,
@@ -151,3 +152,25 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
         v = value.to(dtype).reshape(*lead, 1, X.shape[-1])
         out = X + gate.to(dtype).reshape(*lead, 1, 1) * k * (v - k.mT @ X)
     return out.reshape(state.shape).to(state.dtype)
+
+
+def depthwise_causal_conv(
+    x: Tensor, weight: Tensor, *, history: Tensor | None = None, segments: Tensor | None = None
+) -> Tensor:
+    """y[t] = sum_s weight[.., k-1-s] x[t-s] within a document; see `ops.depthwise_causal_conv`."""
+    R, k, dtype = check_conv(x, weight, history, segments), weight.shape[-1], compute_dtype(x)
+    with full_precision(x):
+        rows = x.to(dtype) if history is None else torch.cat([history.to(dtype), x.to(dtype)], dim=1)
+        shape = torch.broadcast_shapes(x.shape[2:], weight.shape[:-1])
+        out = []
+        for t in range(R, rows.shape[1]):
+            y = torch.zeros((x.shape[0], *shape), dtype=dtype, device=x.device)
+            for s in range(min(k, t + 1)):
+                term = weight[..., k - 1 - s].to(dtype) * rows[:, t - s]
+                if segments is not None:
+                    same = (segments[:, t - s] == segments[:, t]) & (segments[:, t] >= 0)
+                    term = torch.where(same.reshape(-1, *[1] * len(shape)), term, 0.0)
+                y = y + term
+            out.append(y)
+        result = torch.stack(out, dim=1) if out else x.new_zeros((x.shape[0], 0, *shape))
+    return result.to(x.dtype)
