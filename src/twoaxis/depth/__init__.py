@@ -1,6 +1,7 @@
 """The depth axis: how the residual stream carries information from layer to layer."""
 
 from twoaxis.depth.additive import Additive
+from twoaxis.depth.attnres import AttnRes
 from twoaxis.depth.connection import (
     Connection,
     DepthConfig,
@@ -10,12 +11,17 @@ from twoaxis.depth.connection import (
     build,
     qkv_index,
 )
+from twoaxis.depth.denseformer import DenseFormer
+from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.history import History, named_tensors
 
 __all__ = [
     "Additive",
+    "AttnRes",
     "Connection",
+    "DenseFormer",
     "DepthConfig",
+    "DepthWindow",
     "History",
     "PlainStream",
     "Stream",

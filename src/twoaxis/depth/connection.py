@@ -119,6 +119,15 @@ class Connection(nn.Module, ABC):
         """The method's two ends."""
         return PlainStream(layout)
 
+    @classmethod
+    def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
+        """The stream and every block's connections; a method may share modules over the whole network.
+
+        A module shared by several blocks is registered in the stream and only referred to by the connections.
+        """
+        blocks = [cls.for_block(cfg, layout, block) for block in range(layout.n_blocks)]
+        return cls.stream(cfg, layout), blocks
+
 
 def accepts_qkv(kind: str) -> bool:
     """Whether a sublayer kind takes inputs of its own for keys and values; unknown kinds do not."""
@@ -149,5 +158,5 @@ def build(
     """
     cfg = spec.parse_spec("depth", method)
     plan = Layout(d_model=d_model, blocks=tuple(tuple(b) for b in blocks), **layout)
-    cls = spec.method("depth", cfg.name)
-    return cls.stream(cfg, plan), [cls.for_block(cfg, plan, block) for block in range(plan.n_blocks)]
+    method_class: type[Connection] = spec.method("depth", cfg.name)
+    return method_class.network(cfg, plan)

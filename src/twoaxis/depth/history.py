@@ -6,12 +6,14 @@ never stacked: stacking n sources of (B, T, d) at every read would cost O(L^2) m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
+
+from twoaxis.types import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def _flatten(history: History) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def _flatten_with_keys(history: History) -> tuple[list[tuple[Any, Any]], tuple[int, ...]]:
-    keys = [pytree.MappingKey(f"source.{i}") for i in history.index]
+    keys: list[Any] = [pytree.MappingKey(f"source.{i}") for i in history.index]
     return list(zip(keys, history.sources, strict=True)), history.index
 
 
@@ -67,3 +69,13 @@ def named_tensors(state: Any) -> dict[str, Tensor]:
         ".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path) or "stream": leaf
         for path, leaf in leaves
     }
+
+
+def source_specs(field: str, index: Iterable[int], spec: TensorSpec) -> dict[str, TensorSpec]:
+    """What `named_tensors` will call the sources of a history stored under `field`, each like `spec`."""
+    return {f"{field}.source.{i}": spec for i in index}
+
+
+def largest_boundary(state_spec: Callable[[int], dict[str, TensorSpec]], n_blocks: int) -> int:
+    """Bytes of the largest state at a block boundary, ends included; `state_spec` takes the blocks run."""
+    return max(sum(t.nbytes for t in state_spec(depth).values()) for depth in range(n_blocks + 1))

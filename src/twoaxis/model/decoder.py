@@ -29,7 +29,8 @@ class Decoder(nn.Module):
         method: type[Connection] = spec.method("depth", depth.name)
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         init_embedding(self.embedding, layout)
-        self.stream: Stream = method.stream(depth, layout)
+        self.stream: Stream
+        self.stream, connections = method.network(depth, layout)
         blocks = []
         for index, configs in enumerate(cfg.block_configs()):
             cores = []
@@ -38,7 +39,7 @@ class Decoder(nn.Module):
                 core = spec.method("sequence", core_cfg.name)(core_cfg, layout, index, **options)
                 init_core(core, layout)
                 cores.append(core)
-            blocks.append(Block(method.for_block(depth, layout, index), cores))
+            blocks.append(Block(connections[index], cores))
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
         if cfg.tie_embeddings:

@@ -1,0 +1,195 @@
+"""Attention Residuals: a sublayer reads a softmax mixture of earlier sublayer outputs instead of their sum.
+
+READ(w, g; V) = sum_i a_i V_i,  a = softmax_i <w, g * rms(V_i)>                         (arXiv 2603.15031)
+h_s = READ(w_s, g_s; b_0 .. b_{n-1}, p),   p' = p + f_s(norm(h_s)),   every G sublayers: b_n = p', p = 0
+
+ b_0 ──┬───────────┬─────────── ...     b_0 = the embeddings; full form: G = 1, every output is a source
+ b_1 ──┤           │
+ p   ──┴─ READ ─ norm ─ f ─ + p ── p'   read-out: norm(READ(w, g; all sources))
+
+Sources are branch outputs or their sums over a depth-block of G sublayers; there is no running stream.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
+from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import depth_read, mix
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+
+
+@spec.register("depth", "attnres")
+class AttnRes(Connection):
+    """read: norm(softmax(w . rms(sources)) sources); write: push y, or add it to the open depth-block.
+
+    state: {"sources": closed depth-blocks, "partial": the sum of the open one, if it has begun}. The first
+    sublayer has one source and therefore no weights.
+    """
+
+    equation = "h_s = sum_i softmax_i(w_s . g_s rms(v_i)) v_i"
+    source = "arXiv 2603.15031"
+
+    class Config(DepthConfig):
+        """Options of Attention Residuals.
+
+        block_sublayers: G, the sublayers (not Transformer blocks) summed into one source; None is 1 (full).
+        key_gain: a gain g on the key's norm (redundant with w in the function, not in the optimiser).
+        key_norm_eps: of the key's norm.
+        readout: "read" the sources once more at the end, as the paper does, or "sum" them.
+        scale_eps: the norm after a read of n sources takes eps / n^2, for h is n times smaller than the
+        stream; then the model starts as the standard Transformer exactly. Public codes take eps as it is.
+        """
+
+        block_sublayers: int | None = None
+        key_gain: bool = True
+        key_norm_eps: float = 1e-7
+        readout: Literal["read", "sum"] = "read"
+        scale_eps: bool = True
+
+        def check(self) -> None:
+            if self.block_sublayers is not None and self.block_sublayers < 1:
+                raise InputError(
+                    f"attnres(block_sublayers={self.block_sublayers}): allowed is 1 or more, or None (full)"
+                )
+            if not 0 <= self.key_norm_eps < math.inf:
+                raise InputError(
+                    f"attnres(key_norm_eps={self.key_norm_eps}): allowed is a finite number of 0 or more"
+                )
+
+        @property
+        def size(self) -> int:
+            """Sublayers in a depth-block, G."""
+            return self.block_sublayers or 1
+
+        def n_sources(self, sublayer: int) -> int:
+            """Sources before a sublayer (0-based, over the network): b_0, closed blocks, the open one."""
+            return 1 + sublayer // self.size + (sublayer % self.size > 0)
+
+        def reads(self, layout: Layout) -> list[int]:
+            """The number of sources of every read that has weights."""
+            last = layout.n_sublayers + (self.readout == "read")
+            return [self.n_sources(s) for s in range(1, last)]
+
+        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+            """The state after `depth` blocks."""
+            done = layout.sublayer(depth, 0)
+            closed = source_specs("sources", range(done // self.size + 1), tensor)
+            return {**closed, "partial": tensor} if done % self.size else closed
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="branch" if self.size == 1 else "block sum",
+                weights="static",
+                normalizer="softmax",
+                injection="replace",
+                reads_per_block=2,
+                short_swa="extended: over branch outputs, a constant coordinate for q, normed keys, W_V = I",
+            )
+
+        def standard_start(self) -> StandardStart:
+            return "exact" if self.scale_eps else "up to eps"  # h_s is the stream / n, and a norm reads it
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """6 n d flops per token and read of n sources (square sum, dot, mix), twice that backward."""
+            layout, reads = shape.layout, self.reads(shape.layout)
+            reading = 6 * sum(reads) * layout.d_model * shape.tokens
+            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+            return Cost(
+                parameters=layout.d_model
+                * (layout.n_sublayers + 1 + len(reads) * (2 if self.key_gain else 1)),
+                flops_forward=reading,
+                flops_backward=2 * reading,
+                boundary_bytes={"full": largest},
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        s = layout.sublayer(block, index)
+        self.closed, within = divmod(s, cfg.size)
+        self.opens, self.closes = within == 0, within == cfg.size - 1
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.route = Route(cfg, layout) if s else None
+
+    def mixture(self, state: State, norm: RMSNorm | None = None) -> Tensor:
+        """h_s (B, T, d), what this sublayer reads before its norm; with `norm`, after it."""
+        return _mixture(self.route, state, norm)
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, None]:
+        return Reads(self.mixture(state, self.norm)), None
+
+    def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
+        sources: History = state["sources"]
+        y = y.to(sources.sources[0].dtype)
+        partial = y if self.opens else state["partial"] + y
+        if self.closes:
+            return {"sources": sources.push(partial, self.closed + 1)}
+        return {"sources": sources, "partial": partial}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return AttnResStream(cfg, layout)
+
+
+class Route(nn.Module):
+    """One read's weights: query w (d,), zero at first (all sources count alike), and key gain g (d,), one."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__()
+        self.eps, self.scale_eps = cfg.key_norm_eps, cfg.scale_eps
+        self.query = nn.Parameter(torch.zeros(layout.d_model))
+        self.key_gain = nn.Parameter(torch.ones(layout.d_model)) if cfg.key_gain else None
+
+    def forward(self, sources: tuple[Tensor, ...], norm: RMSNorm | None = None) -> Tensor:
+        """READ(w, g; sources), followed by `norm`, which the operator folds in, so that h_s is not kept."""
+        gain, eps = (None, None) if norm is None else (norm.weight, norm.eps)
+        if eps is not None and self.scale_eps:
+            eps /= len(sources) ** 2
+        return depth_read(
+            self.query,
+            sources,
+            key_gain=self.key_gain,
+            key_norm_eps=self.eps,
+            output_gain=gain,
+            output_eps=eps,
+        )
+
+
+def _mixture(route: Route | None, state: State, norm: RMSNorm | None) -> Tensor:
+    """The read of everything in the state; without weights, its sum (of one source, or the read-out)."""
+    sources = state["sources"].sources + ((state["partial"],) if "partial" in state else ())
+    if route is not None:
+        return route(sources, norm)
+    h = mix(sources, sources[0].new_ones(len(sources))) if len(sources) > 1 else sources[0]
+    return h if norm is None else norm(h)
+
+
+class AttnResStream(Stream):
+    """Opens with the embeddings as the only source, closes with a last read (or sum) and the final norm."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(layout)
+        self.cfg = cfg
+        self.route = Route(cfg, layout) if cfg.readout == "read" else None
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return {"sources": History().push(x, 0)}
+
+    def mixture(self, state: State, norm: RMSNorm | None = None) -> Tensor:
+        """The read-out (B, T, d) before the final norm; with `norm`, after it."""
+        return _mixture(self.route, state, norm)
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.mixture(state, self.norm)
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

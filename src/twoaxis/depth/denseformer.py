@@ -1,0 +1,137 @@
+"""DenseFormer: after a block, the stream becomes a learned combination of all block outputs so far.
+
+X_n = Block_n(Y_{n-1});  if p divides n: Y_n = sum_{j <= n, j = n mod k} alpha_{n,j} X_j,  else: Y_n = X_n
+                                                                                        (arXiv 2402.02622)
+
+ Y_{n-1} ── block n ── X_n ──┬── sum ── Y_n          a block is the standard one, its skips inside
+ X_0 .. X_{n-1} ─────────────┴──┘                    X_0 = Y_0 = the embeddings
+
+Sources are raw block outputs, whole streams; the mixed Y are never read again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
+from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import mix
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+
+
+@spec.register("depth", "denseformer")
+class DenseFormer(Connection):
+    """read: norm(x); write: x + y, and after a block x' = sum_j alpha_j X_j.
+
+    state: {"stream": Y, "sources": the X_j that later mixes read}. alpha belongs to the block's last
+    connection, starts one-hot on the newest source (the standard Transformer, exactly) and is not decayed.
+    """
+
+    equation = "Y_n = sum_{j = n mod k} alpha_nj X_j, X_n = Block_n(Y_{n-1})"
+    source = "arXiv 2402.02622"
+
+    class Config(DepthConfig):
+        """Options of DenseFormer, k x p in the paper: 1x1 is the full model, 4x5 the recommended one.
+
+        dilation: k, a mix sees every k-th block output, the newest included.
+        period: p, a mix after every p-th block; blocks after the last multiple of p are plain.
+        """
+
+        dilation: int = 1
+        period: int = 1
+
+        def check(self) -> None:
+            for name in ("dilation", "period"):
+                if getattr(self, name) < 1:
+                    raise InputError(f"denseformer({name}={getattr(self, name)}): allowed is 1 or more")
+
+        def sources(self, n: int) -> range:
+            """S(n): which block outputs Y_n is made of, oldest first; empty where Y_n = X_n."""
+            return range(n % self.dilation, n + 1, self.dilation) if n and n % self.period == 0 else range(0)
+
+        def kept(self, n: int, n_blocks: int) -> list[int]:
+            """The block outputs X_0 .. X_n that a mix after block n still reads."""
+            last = min(n_blocks, n + self.dilation * self.period)  # the pattern of mixes repeats
+            later = [m for m in range(n + 1, last + 1) if m % self.period == 0]
+            return [j for j in range(n + 1) if any((m - j) % self.dilation == 0 for m in later)]
+
+        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+            """The state after `depth` blocks: Y, and the block outputs still to be read."""
+            return {"stream": tensor, **source_specs("sources", self.kept(depth, layout.n_blocks), tensor)}
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="stream",
+                weights="static",
+                sharing="per mix",
+                injection="replace",
+                reads_per_block=1 / self.period,
+                short_swa="no: weights belong to depth positions and nothing is compared",
+            )
+
+        def standard_start(self) -> StandardStart:
+            return "exact"
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """One weight per source of a mix; 2 |S(n)| d flops per token and mix, twice that backward."""
+            layout = shape.layout
+            weights = sum(len(self.sources(n)) for n in range(1, layout.n_blocks + 1))
+            mixing = 2 * weights * layout.d_model * shape.tokens
+            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+            return Cost(
+                parameters=(layout.n_sublayers + 1) * layout.d_model + weights,
+                flops_forward=mixing,
+                flops_backward=2 * mixing,
+                boundary_bytes={"full": largest},
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.closes = index == len(layout.blocks[block]) - 1
+        self.mixed = frozenset(cfg.sources(block + 1))
+        self.kept = frozenset(cfg.kept(block + 1, layout.n_blocks))
+        one_hot = torch.zeros(len(self.mixed))
+        one_hot[-1:] = 1
+        self.alpha = nn.Parameter(one_hot) if self.closes and self.mixed else None
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, None]:
+        return Reads(self.norm(state["stream"])), None
+
+    def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
+        x = state["stream"] + y.to(state["stream"].dtype)
+        if not self.closes:
+            return {**state, "stream": x}
+        outputs: History = state["sources"].push(x, self.block + 1)
+        if self.alpha is not None:
+            x = mix(outputs.keep(self.mixed.__contains__).sources, self.alpha)
+        return {"stream": x, "sources": outputs.keep(self.kept.__contains__)}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return DenseFormerStream(cfg, layout)
+
+
+class DenseFormerStream(PlainStream):
+    """Opens with the embeddings as X_0 = Y_0, closes with the final norm of Y_L."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(layout)
+        self.cfg = cfg
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        kept = self.cfg.kept(0, self.layout.n_blocks)
+        return {"stream": x, "sources": History().push(x, 0).keep(kept.__contains__)}
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(state["stream"])
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
