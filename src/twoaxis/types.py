@@ -45,6 +45,11 @@ class Reads:
     key: Tensor | None = None  # (B, T, d); None: x
     value: Tensor | None = None  # (B, T, d); None: x
 
+    def to(self, dtype: torch.dtype) -> Reads:
+        """The same inputs in a core's dtype, which may differ from the state's."""
+        key, value = (None if t is None else t.to(dtype) for t in (self.key, self.value))
+        return Reads(self.x.to(dtype), key, value)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -80,7 +80,7 @@ class Decoder(nn.Module):
             if return_states:
                 states[f"block.{index + 1}"] = state
         x = self.stream.close(state, ctx)
-        logits = self.head(x)
+        logits = self.head(x.to(self.head.weight.dtype))
         if cache is not None:
             cache.advance(tokens.shape[1])
         return (logits, {**states, "final": x}) if return_states else logits

@@ -103,6 +103,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def project(self, reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, T, H, D), k and v (B, T, Hkv, D), before rotation."""
+        reads = reads.to(self.qkv.weight.dtype)
         sizes = [n * self.width for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
         if reads.key is None and reads.value is None:
             parts = self.qkv(reads.x).split(sizes, -1)

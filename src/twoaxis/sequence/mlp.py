@@ -69,9 +69,10 @@ class MLP(Mixer):
         return [self.down]
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
+        x = reads.x.to(self.up.weight.dtype)
         if self.gated:
-            gate, up = self.up(reads.x).chunk(2, -1)
+            gate, up = self.up(x).chunk(2, -1)
             inner = F.silu(gate) * up
         else:
-            inner = F.gelu(self.up(reads.x))
+            inner = F.gelu(self.up(x))
         return F.dropout(self.down(inner), self.layout.dropout, self.training)
