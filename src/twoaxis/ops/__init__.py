@@ -5,6 +5,7 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 
 from . import reference
 from .causal_conv import depthwise_causal_conv
+from .gated_mix import gated_mix
 from .reference import delta_rewrite, depth_read, local_attention, mix, rms
 from .window import check_window, visible, visible_pairs
 
@@ -13,6 +14,7 @@ __all__ = [
     "delta_rewrite",
     "depth_read",
     "depthwise_causal_conv",
+    "gated_mix",
     "local_attention",
     "mix",
     "reference",

@@ -21,6 +21,7 @@ from .checks import (
     check_rewrite,
     source_dtype,
 )
+from .gated_mix import check_gated_mix
 from .precision import compute_dtype, full_precision
 from .window import visible
 
@@ -138,6 +139,23 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
         for x, w in zip(sources, rows):
             total = total + w.to(dtype) * x.to(dtype)
     return total.to(source_dtype(sources))
+
+
+def gated_mix(
+    sources: Sequence[Tensor], weights: Tensor, gate: Tensor, *, norm_eps: float | None = None
+) -> tuple[Tensor, ...]:
+    """g_o = sum_i (b_oi + relu(<w_o, v_i>)) v_i, relu with slope 1 at 0; see `ops.gated_mix`."""
+    check_gated_mix(sources, weights, gate)
+    dtype, reads = compute_dtype(*sources), []
+    with full_precision(sources[0]):
+        for b, w in zip(weights.to(dtype), gate.to(dtype)):
+            total = torch.zeros((), dtype=dtype, device=w.device)
+            for i, source in enumerate(sources):
+                x = source.to(dtype)
+                scored = x if norm_eps is None else rms(x, norm_eps)
+                total = total + (b[i] + (scored @ w).clamp(min=0)[..., None]) * x
+            reads.append(total.to(source_dtype(sources)))
+    return tuple(reads)
 
 
 def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,223 @@
+"""DeepCrossAttention: a block's queries, keys and values each read their own mixture of all earlier branches.
+
+GRN(G) = sum_i (b_i + relu(<w, h_i>)) * h_i        b_i (d,) from 1, w (d,) from 0           (arXiv 2502.06785)
+A = Attn(norm_q(GRN_q), norm_k(GRN_k), norm_v(GRN_v)),   h_n = A + F(norm(A + GRN_q)),   end: norm(GRN(G))
+
+ h_0 ───────┬─ GRN_q ──┬─ norm_q ─┐
+ h_1 ───────┼─ GRN_k ──│─ norm_k ─┼─ Attn ─┬─────────── + ── h_n
+ h_{n-1} ───┴─ GRN_v ──│─ norm_v ─┘        + ─ norm ─ F ┘
+                       └───────────────────┘
+
+Sources are branches: h_n is what block n adds and holds no skip. At b = 1, w = 0: the standard Transformer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, State, Stream, qkv_index
+from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import gated_mix, mix
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+
+
+@spec.register("depth", "dca")
+class DCA(Connection):
+    """read: norm(GRN_q + the block's branches so far), k and v alike; write: add to the block's branch.
+
+    state between blocks: {"sources": the branches h_i that are read one by one, "middle.j": h_1 + .. + h_j if
+    they are read as one}; inside a block also the query's read and the branch so far. Depth weights never
+    decay.
+    """
+
+    equation = "h_n = A + F(norm(A + g_q)), A = Attn(g_q, g_k, g_v), g = sum_i (b_i + relu(w . h_i)) * h_i"
+    source = "arXiv 2502.06785"
+
+    class Config(DepthConfig):
+        """k: None reads every branch, else at most k + 2 sources: the embeddings, the middle branches as
+        one, the last k. middle: "sum" them (the paper), or "drop" them and read the first k and the last k
+        (the public code; not the standard Transformer at first once a block has more than 2k sources). grn:
+        "v3" gates, "v2" has one static weight per feature, "v1" one per source. gate_norm: score rms(h_i)
+        with a learned gain (the public code)."""
+
+        k: int | None = None
+        middle: Literal["sum", "drop"] = "sum"
+        grn: Literal["v1", "v2", "v3"] = "v3"
+        gate_norm: bool = False
+
+        def check(self) -> None:
+            if self.k is not None and self.k < 1:
+                raise InputError(f"dca(k={self.k}): allowed is 1 or more last branches, or None for all")
+            if self.k is None and self.middle == "drop":
+                raise InputError(
+                    "dca(middle='drop') drops what k leaves out; give k, as in dca(k=2, middle='drop')"
+                )
+            if self.gate_norm and self.grn != "v3":
+                raise InputError(f"dca(gate_norm=True): grn={self.grn!r} has no gate; use grn='v3'")
+
+        def single(self, count: int) -> list[int]:
+            """Of the branches h_0 .. h_{count-1}, those that are sources by themselves."""
+            k = count if self.k is None else self.k
+            first = k if self.middle == "drop" else 1 if count > k + 2 else 2
+            return [i for i in range(count) if i < first or i >= count - k]
+
+        def pooled(self, count: int) -> int:
+            """j of the source h_1 + .. + h_j; 0 when nothing is pooled."""
+            left = count - len(self.single(count))
+            return left if self.middle == "sum" else 0
+
+        def n_sources(self, count: int) -> int:
+            """How many sources stand for `count` branches."""
+            return len(self.single(count)) + (self.pooled(count) > 0)
+
+        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+            """The state after `depth` blocks, each tensor like `tensor`."""
+            specs = source_specs("sources", self.single(depth + 1), tensor)
+            pooled = self.pooled(depth + 1)
+            return {**specs, f"middle.{pooled}": tensor} if pooled else specs
+
+        def coordinates(self) -> Coordinates:
+            gated = self.grn == "v3"
+            return Coordinates(
+                source="branch"
+                if self.k is None or self.middle == "drop"
+                else "branch, and a sum of branches",
+                weights="gated" if gated else "static",
+                normalizer="none",
+                sharing="per block and input",
+                injection="replace",
+                reads_per_block=3,
+                short_swa="no: a source is weighed by itself, without query and softmax"
+                if gated
+                else "no: weights belong to depth positions and nothing is compared",
+            )
+
+        def standard_start(self) -> StandardStart:
+            return "no" if self.middle == "drop" else "exact"  # "drop" is exact up to 2k sources
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """Per token and read of n sources 2 n d flops for b, and for v3 4 n d more for score and gate."""
+            layout = shape.layout
+            d, blocks = layout.d_model, layout.n_blocks
+            reads = [(3, self.n_sources(n)) for n in range(1, blocks + 1)] + [(1, self.n_sources(blocks + 1))]
+            weights = sum(outputs * n for outputs, n in reads) * (1 if self.grn == "v1" else d)
+            gates = sum(outputs for outputs, _ in reads) * d if self.grn == "v3" else 0
+            gains = len(reads) * d if self.gate_norm else 0
+            norms = (layout.n_sublayers + 2 * blocks + 1) * d
+            flops = (6 if self.grn == "v3" else 2) * sum(o * n for o, n in reads) * d * shape.tokens
+            tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
+            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), blocks)
+            return Cost(
+                parameters=weights + gates + gains + norms,
+                flops_forward=flops,
+                flops_backward=2 * flops,
+                boundary_bytes={"full": largest},
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.takes_qkv = index == qkv_index(layout, block, self.method_name)
+        self.closes = index == len(layout.blocks[block]) - 1
+        self.grn = GRN(cfg, layout, cfg.n_sources(block + 1), reads=3) if index == 0 else None
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.key_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.takes_qkv else None
+        self.value_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.takes_qkv else None
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
+        if self.grn is not None:
+            query, key, value = self.grn(sources_of(state))
+            state = {**state, "query": query, "key": key, "value": value}
+        norms = {"query": self.norm, "key": self.key_norm, "value": self.value_norm}
+        so_far = state.get("branch")
+        inputs = {
+            name: norm(state[name] if so_far is None else state[name] + so_far)
+            for name, norm in norms.items()
+            if norm is not None
+        }
+        if self.takes_qkv:
+            state = {name: t for name, t in state.items() if name not in ("key", "value")}
+        return Reads(inputs["query"], inputs.get("key"), inputs.get("value")), state
+
+    def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
+        so_far = carry.get("branch")
+        y = y.to(carry["query"].dtype)
+        branch = y if so_far is None else so_far + y
+        if self.closes:
+            return push(self.cfg, carry, branch, self.block + 1)
+        return {**carry, "branch": branch}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return DCAStream(cfg, layout)
+
+
+class GRN(nn.Module):
+    """A generalised residual network: `reads` mixtures of n sources.
+
+    b (reads, n, d), or (reads, n) in v1, starts at 1; w (reads, d), v3 alone, at 0; gain (d,), of the
+    score's norm and shared by the reads, at 1.
+    """
+
+    def __init__(self, cfg: Any, layout: Layout, n_sources: int, reads: int) -> None:
+        super().__init__()
+        d = layout.d_model
+        self.norm_eps = layout.norm_eps if cfg.gate_norm else None
+        self.b = nn.Parameter(torch.ones((reads, n_sources) if cfg.grn == "v1" else (reads, n_sources, d)))
+        self.w = nn.Parameter(torch.zeros(reads, d)) if cfg.grn == "v3" else None
+        self.gain = nn.Parameter(torch.ones(d)) if cfg.gate_norm else None
+
+    def forward(self, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The mixtures, each like a source."""
+        if self.w is None:
+            return tuple(mix(sources, b) for b in self.b)
+        w = self.w if self.gain is None else self.w * self.gain
+        return gated_mix(sources, self.b, w, norm_eps=self.norm_eps)
+
+
+def sources_of(state: State) -> tuple[Tensor, ...]:
+    """What a read sees, oldest first: the embeddings, the pooled middle, the other branches."""
+    first, *others = state["sources"].sources
+    return (first, *(t for name, t in state.items() if name.startswith("middle.")), *others)
+
+
+def push(cfg: Any, state: State, branch: Tensor, index: int) -> State:
+    """The state after block `index` (from 1): one more source; the oldest of the last k joins the middle."""
+    history: History = state["sources"].push(branch, index)
+    single = set(cfg.single(index + 1))
+    kept = {"sources": history.keep(single.__contains__)}
+    pooled = cfg.pooled(index + 1)
+    if not pooled:
+        return kept
+    middle = [t for name, t in state.items() if name.startswith("middle.")]
+    for left in history.keep(lambda i: i not in single).sources:
+        middle = [middle[0] + left] if middle else [left]
+    return {**kept, f"middle.{pooled}": middle[0]}
+
+
+class DCAStream(Stream):
+    """Opens with the embeddings as h_0, closes with one more GRN and the final norm."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(layout)
+        self.cfg = cfg
+        self.grn = GRN(cfg, layout, cfg.n_sources(layout.n_blocks + 1), reads=1)
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return {"sources": History().push(x, 0)}
+
+    def mixture(self, state: State) -> Tensor:
+        """The read-out (B, T, d) before the final norm."""
+        (mixture,) = self.grn(sources_of(state))
+        return mixture
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(self.mixture(state))
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

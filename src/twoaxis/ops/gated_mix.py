@@ -1,0 +1,100 @@
+"""The read of a generalised residual network: a weighted sum whose gates look at one source at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..errors import InputError
+from .checks import source_dtype
+from .precision import compute_dtype, full_precision
+
+
+def gated_mix(
+    sources: Sequence[Tensor], weights: Tensor, gate: Tensor, *, norm_eps: float | None = None
+) -> tuple[Tensor, ...]:
+    """O reads g_o = sum_i (b_oi + relu(<w_o, v_i>)) * v_i of the same sources (arXiv 2502.06785).
+
+    sources: tuple of n tensors (..., d). weights: b, (O, n) or, for each feature, (O, n, d). gate: w, (O, d).
+    norm_eps: None, or score rms(v_i) with this epsilon in place of v_i. Returns O tensors (..., d) in the
+    sources' dtype; the sums run in at least float32 and are cast once.
+
+    For backward it keeps the sources and nothing else of their size. The slope of relu at 0 is taken as 1, a
+    subgradient: with 0 a gate that starts at w = 0 would never move.
+    """
+    check_gated_mix(sources, weights, gate)
+    reads: tuple[Tensor, ...] = _GatedMix.apply(norm_eps, weights, gate, *sources)
+    return reads
+
+
+def check_gated_mix(sources: Sequence[Tensor], weights: Tensor, gate: Tensor) -> None:
+    """Refuse shapes that do not fit together."""
+    if isinstance(sources, Tensor) or not sources or any(x.shape != sources[0].shape for x in sources):
+        raise InputError("sources: give a tuple of at least one (..., d) tensor, all of one shape")
+    n, d = len(sources), sources[0].shape[-1]
+    if gate.ndim != 2 or gate.shape[1] != d:
+        raise InputError(f"gate {tuple(gate.shape)}: give one row per read, (O, d) with d = {d}")
+    if weights.shape not in ((len(gate), n), (len(gate), n, d)):
+        raise InputError(
+            f"weights {tuple(weights.shape)} for {len(gate)} reads of {n} sources: give (O, n) or (O, n, d)"
+        )
+
+
+class _GatedMix(torch.autograd.Function):
+    """Scores are computed again in backward, so that only the sources are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, eps: float | None, weights: Tensor, gate: Tensor, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.eps = eps
+        ctx.save_for_backward(weights, gate, *sources)
+        dtype = compute_dtype(*sources)
+        b, w = weights.to(dtype), gate.to(dtype)
+        with full_precision(sources[0]):
+            reads = [torch.zeros(sources[0].shape, dtype=dtype, device=b.device) for _ in b]
+            for i, source in enumerate(sources):
+                x = source.to(dtype)
+                gates = _scores(x, w, eps)[0].clamp_(min=0)  # (..., O)
+                for o, read in enumerate(reads):
+                    read.addcmul_(x, b[o, i]).addcmul_(x, gates[..., o, None])
+        return tuple(read.to(source_dtype(sources)) for read in reads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weights, gate, *sources = ctx.saved_tensors
+        dtype = compute_dtype(*sources)
+        b, w = weights.to(dtype), gate.to(dtype)
+        up = [g.to(dtype) for g in grads]
+        db, dw, dx = torch.zeros_like(b), torch.zeros_like(w), []
+        with full_precision(sources[0]):
+            for i, source in enumerate(sources):
+                x = source.to(dtype)
+                score, r = _scores(x, w, ctx.eps)
+                gates, total, ds = score.clamp(min=0), torch.zeros_like(x), torch.empty_like(score)
+                for o, g in enumerate(up):
+                    total.addcmul_(g, b[o, i]).addcmul_(g, gates[..., o, None])
+                    product = g * x
+                    ds[..., o] = product.sum(-1)
+                    db[o, i] = product.sum() if b.ndim == 2 else product.flatten(0, -2).sum(0)
+                ds *= score >= 0
+                if r is not None:  # score = r <w, x>, r = 1 / sqrt(mean(x^2) + eps)
+                    total -= x * (r.square() * (ds * score).sum(-1, keepdim=True) / x.shape[-1])
+                    ds = ds * r
+                dx.append((total + ds @ w).to(source.dtype))
+                dw += ds.flatten(0, -2).T @ x.flatten(0, -2)
+        return None, db.to(weights.dtype), dw.to(gate.dtype), *dx
+
+
+def _scores(x: Tensor, w: Tensor, eps: float | None) -> tuple[Tensor, Tensor | None]:
+    """<w_o, x> or <w_o, rms(x)> for each read, (..., O), and the norm's factor (..., 1)."""
+    score = x @ w.T
+    if eps is None:
+        return score, None
+    r = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return score * r, r
