@@ -6,8 +6,9 @@ model, tokenizer, cfg = load_run("runs/ddl")
 evaluate(model, tokens, seq_len=256, batch_size=16).bits_per_byte
 """
 
-from twoaxis.train.config import TrainConfig, read_yaml
+from twoaxis.train.config import TrainConfig
 from twoaxis.train.evaluation import Evaluation, evaluate
+from twoaxis.train.keys import read_yaml
 from twoaxis.train.loop import train
 from twoaxis.train.run import load_run
 

@@ -54,7 +54,7 @@ def evaluate(
                 logits = model(inputs, segments=segments).flatten(0, 1)
                 wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 each = F.cross_entropy(wide, targets.flatten(), ignore_index=-100, reduction="none")
-                nats += each.sum(dtype=torch.float64).item()
+                nats += each.cpu().sum(dtype=torch.float64).item()
                 count += int((batch.targets != -100).sum())
     finally:
         model.train(training)

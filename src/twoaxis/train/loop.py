@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from twoaxis.data import TokenFile, check_vocab, load_corpus, load_tokenizer, prepare
+from twoaxis.errors import InputError, RunError
 from twoaxis.train.config import TrainConfig
+from twoaxis.train.loggers import make_loggers
+from twoaxis.train.metrics import Metrics
+from twoaxis.train.randomness import isolated
+from twoaxis.train.run import RunFolder
+from twoaxis.train.session import Session, last_good
+from twoaxis.train.signals import StopSignals
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -16,8 +30,94 @@ def train(
     resume: bool = False,
     on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Train as `cfg` says in the run folder `out` and return what `results.json` holds.
+    """Train as `cfg` says in the run folder `out` and return what its `results.json` holds.
 
-    on_step: called after every step with its line of `metrics.jsonl`.
+    resume: go on from the newest complete checkpoint, exactly as if never stopped; a run that is done
+    returns its results. on_step: called after every step with its row of `metrics.jsonl`.
+
+    Everything that can be checked is checked before the first step (InputError). A loss that is not finite
+    and a disk that is full raise RunError and leave the last good checkpoint. The first SIGINT or SIGTERM
+    ends the run after its step with a checkpoint and status "interrupted".
     """
-    raise NotImplementedError
+    run = RunFolder(Path(out))
+    checkpoint = run.checkpoint_to_resume(cfg, resume)
+    corpus = load_corpus(cfg.data, cfg.valid_fraction)
+    tokenizer = load_tokenizer(run.path if checkpoint else cfg.tokenizer, corpus.train)
+    tokens, valid = prepare(corpus, tokenizer)
+    check_validation(cfg, valid)
+    with isolated(cfg.seed), StopSignals() as stop:
+        session = Session(cfg, tokens, checkpoint)
+        run.begin(cfg, tokenizer)
+        loggers = make_loggers(cfg, run.path, session.progress.step)
+        metrics = Metrics(run.metrics, session.progress.step, loggers)
+        try:
+            loop(session, valid, run, metrics, stop, on_step)
+            results = summary(session, metrics)
+        except RunError as error:
+            reason = f"{error}; {last_good(run.checkpoints)}"
+            with contextlib.suppress(RunError):  # the disk may be full
+                run.write_results(summary(session, metrics) | {"status": "failed", "error": reason})
+            raise RunError(reason) from None
+        finally:
+            metrics.close()
+    run.write_results(results)
+    return results
+
+
+def loop(
+    session: Session,
+    valid: TokenFile,
+    run: RunFolder,
+    metrics: Metrics,
+    stop: StopSignals,
+    on_step: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    """Step, validate, record and save until the last step or a signal."""
+    cfg = session.cfg
+    while session.progress.step < cfg.steps and not stop.caught:
+        row = session.step()
+        step, last = row["step"], row["step"] == cfg.steps
+        if valid.n_tokens > 1 and (last or due(step, cfg.eval_every)):
+            row |= session.validate(valid, None if last else cfg.eval_tokens)
+        metrics.add(row)
+        if on_step:
+            on_step(row)
+        if due(step, cfg.checkpoint_every):
+            metrics.sync()
+            session.save(run.checkpoints)
+    metrics.sync()
+    session.save(run.checkpoints)
+
+
+def check_validation(cfg: TrainConfig, valid: TokenFile) -> None:
+    """Refuse validation data that the model cannot read; without any, say so once."""
+    check_vocab(valid, cfg.model.vocab_size)
+    if valid.n_tokens < 2 and cfg.eval_every is not None:
+        raise InputError(f"{cfg.data!r} has no validation text for eval_every={cfg.eval_every}; leave it out")
+    if valid.n_tokens < 2:
+        log.warning("%r has no validation text: the run is not validated", cfg.data)
+
+
+def summary(session: Session, metrics: Metrics) -> dict[str, Any]:
+    """What `results.json` says of a run."""
+    cfg, at = session.cfg, session.progress
+    return {
+        "status": "done" if at.step == cfg.steps else "interrupted",
+        "depth": cfg.model.depth,
+        "sequence": cfg.model.sequence,
+        "seed": cfg.seed,
+        "steps": at.step,
+        "tokens": at.tokens,
+        "seconds": at.seconds,
+        "flops": at.flops,
+        "parameters": sum(p.numel() for p in session.master.named.values()),
+        **metrics.summary(),
+        "precision": cfg.precision,
+        "device": str(session.device),
+        "torch": torch.__version__,
+    }
+
+
+def due(step: int, every: int | None) -> bool:
+    """Whether something done every so many steps falls on this one."""
+    return every is not None and step % every == 0

@@ -1,0 +1,171 @@
+"""`twoaxis train`: train one model.
+
+Every field of TrainConfig and of ModelConfig is a flag. What a flag does not set comes from `--config FILE`,
+then from the folder that `--init` names (the model only), then from the defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from twoaxis.data import load_corpus, load_tokenizer
+from twoaxis.errors import InputError
+from twoaxis.model import ModelConfig
+from twoaxis.train import TrainConfig, read_yaml, train
+from twoaxis.train.run import RunFolder, weights_folder
+
+INTERRUPTED = 130  # the exit code of a run that a signal ended; it can be resumed
+MODEL = {
+    "vocab_size": "size of the vocabulary; by default the tokenizer's",
+    "d_model": "width d",
+    "n_blocks": "number of blocks L",
+    "n_heads": "attention heads",
+    "n_kv_heads": "heads of keys and values; as n_heads when not given",
+    "depth": "depth method, such as ddl or 'attnres(block_sublayers=3)'; see twoaxis methods",
+    "sequence": "the sublayers of a block, such as 'short_swa(window=64)' attention mlp",
+    "tie_embeddings": "whether the head is the embedding table",
+    "norm_eps": "epsilon of the norms",
+    "rope_base": "base of the rotary angles",
+    "qk_norm": "normalise queries and keys",
+    "dropout": "share dropped of every core's output",
+    "init_std": "standard deviation of initial weights",
+    "state_dtype": "dtype of the residual state",
+}
+
+
+def _flags() -> list[tuple[str, Any, Any]]:
+    """A flag, None when not given, for every field of both configurations but `model` itself."""
+    flags: list[tuple[str, Any, Any]] = []
+    for config, docs in ((ModelConfig, MODEL), (TrainConfig, None)):
+        hints = typing.get_type_hints(config, include_extras=True)
+        for f in dataclasses.fields(config):
+            if f.name == "model":
+                continue
+            kind = typing.get_args(hints[f.name])[0] if docs is None else hints[f.name]
+            doc = docs[f.name] if docs else hints[f.name].__metadata__[0]
+            default = f.default if f.default is not dataclasses.MISSING else ["attention", "mlp"]
+            arg = tyro.conf.arg(help=doc, help_behavior_hint=f"(default: {_spell(default)})")
+            kind = tuple[str, ...] if f.name == "sequence" else kind
+            flags.append((f.name, Annotated[kind | None, arg], dataclasses.field(default=None)))
+    return flags
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+Out = Annotated[str, tyro.conf.arg(help="the run folder to write")]
+File = Annotated[
+    str | None, tyro.conf.arg(help="YAML file with fields of a run, those of the model under `model:`")
+]
+Resume = Annotated[
+    bool, tyro.conf.arg(help="go on with the run in --out from its newest complete checkpoint")
+]
+Json = Annotated[bool, tyro.conf.arg(help="print the results as JSON")]
+Args = dataclasses.make_dataclass(
+    "Args",
+    [
+        ("out", Out),
+        ("resume", Resume, dataclasses.field(default=False)),
+        ("config", File, dataclasses.field(default=None)),
+        ("json", Json, dataclasses.field(default=False)),
+        *_flags(),
+    ],
+)
+
+
+def run(args: Any) -> int:
+    """Train, or go on training, and say what came out."""
+    cfg = configuration(args)
+    console = Console(stderr=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[RichHandler(console=console, show_path=False)])
+    with _Progress(cfg, console) as progress:
+        results = train(cfg, args.out, resume=args.resume, on_step=progress.show)
+    if args.json:
+        print(json.dumps(results))
+    else:
+        _tell(results, args.out)
+    return 0 if results["status"] == "done" else INTERRUPTED
+
+
+def configuration(args: Any) -> TrainConfig:
+    """The run that flags, file and saved model describe."""
+    given = {k: v for k, v in vars(args).items() if v is not None}
+    run_folder = RunFolder(Path(args.out))
+    if args.resume and args.config is None and run_folder.config.exists():
+        data = run_folder.read_config().to_dict()
+    else:
+        data = read_yaml(args.config) if args.config else {}
+        TrainConfig.from_dict(data, args.config or "")
+    train_fields = [f.name for f in dataclasses.fields(TrainConfig)]
+    data |= {k: v for k, v in given.items() if k in train_fields}
+    model = dict(data.get("model") or {})
+    if not model and data.get("init"):
+        model = _saved_model(data["init"])
+    model |= {k: v for k, v in given.items() if k in MODEL}
+    if "vocab_size" not in model:
+        texts = load_corpus(data.get("data", "shakespeare"), data.get("valid_fraction", 0.05)).train
+        model["vocab_size"] = load_tokenizer(data.get("tokenizer", "byte"), texts).vocab_size
+    if isinstance(model.get("sequence"), tuple):
+        model["sequence"] = list(model["sequence"])
+    return TrainConfig.from_dict({**data, "model": model}, args.config or "the command line")
+
+
+def _saved_model(folder: str) -> dict[str, Any]:
+    path = weights_folder(folder) / "config.json"
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--init {folder}: cannot read {path} ({error}); give a model or run folder"
+        ) from None
+    return saved
+
+
+class _Progress:
+    """A bar with loss, tokens per second and time left, on a terminal; a line now and then elsewhere."""
+
+    def __init__(self, cfg: TrainConfig, console: Console) -> None:
+        self.cfg, self.console = cfg, console
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+        self.task = self.bar.add_task("training", total=cfg.steps, said="")
+        self.before: tuple[int, float] | None = None
+
+    def __enter__(self) -> _Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, row: dict[str, Any]) -> None:
+        tokens, seconds = self.before or (row["tokens"] - self.cfg.tokens_per_step, 0.0)
+        rate = (row["tokens"] - tokens) / max(row["seconds"] - seconds, 1e-9)
+        self.before = (row["tokens"], row["seconds"])
+        said = f"step {row['step']}/{self.cfg.steps}  loss {row['loss']:.3f}  {rate:,.0f} tokens/s"
+        self.bar.update(self.task, completed=row["step"], said=said)
+        if "val_bits_per_byte" in row:
+            self.console.print(f"step {row['step']}: {row['val_bits_per_byte']:.4f} validation bits per byte")
+        elif not self.console.is_terminal and row["step"] % max(self.cfg.steps // 10, 1) == 0:
+            self.console.print(said)
+
+
+def _tell(results: dict[str, Any], out: str) -> None:
+    score = results["valid_bits_per_byte"]
+    said = f"{score:.4f} validation bits per byte" if score is not None else "not validated"
+    print(f"{out}: {results['status']} after {results['steps']} steps, {said}")
+    if results["status"] == "interrupted":
+        print(f"go on with: twoaxis train --out {out} --resume")

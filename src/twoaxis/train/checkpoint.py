@@ -1,0 +1,127 @@
+"""Checkpoint folders that are there whole or not at all.
+
+    checkpoints/step-00000200/{model.safetensors, config.json, state.safetensors, state.json, COMPLETE}
+
+Files are written and synced in a folder of another name, the marker COMPLETE (the size of every file) last;
+then the folder is renamed. Only a folder whose marker agrees with its files counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from twoaxis.errors import RunError
+
+MARKER = "COMPLETE"
+PREFIX = "step-"
+
+
+def save_checkpoint(folder: Path, step: int, files: dict[str, bytes], keep: int) -> Path:
+    """Write `files` as the checkpoint of `step` in `folder`, then delete all but the newest `keep`.
+
+    When writing fails the earlier checkpoints stay, the partial files go, and RunError says what was needed.
+    """
+    target = folder / f"{PREFIX}{step:08d}"
+    if problem(target) is not None:
+        temporary = folder / f".{target.name}.{os.getpid()}"
+        try:
+            temporary.mkdir(parents=True)
+            for name, data in files.items():
+                write_synced(temporary / name, data)
+            sizes = {name: len(data) for name, data in files.items()}
+            write_synced(temporary / MARKER, json.dumps(sizes).encode())
+            sync_folder(temporary)
+            if target.exists():
+                remove(target)
+            os.replace(temporary, target)
+            sync_folder(folder)
+        except OSError as error:
+            raise RunError(cannot_save(folder, step, sum(map(len, files.values())), error)) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    for old in complete(folder)[:-keep]:
+        remove(old)
+    return target
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest complete checkpoint, if any, and each folder that does not count, as "name: why"."""
+    whole = complete(folder)
+    best = whole[-1] if whole else None
+    skipped = []
+    for path in sorted(folder.glob(f"{PREFIX}*")) + sorted(folder.glob(f".{PREFIX}*")):
+        why = "was being written" if path.name.startswith(".") else problem(path)
+        if why is not None:
+            skipped.append(f"{path.name}: {why}")
+    return best, skipped
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what an interrupted save left behind under its temporary name."""
+    for path in folder.glob(f".{PREFIX}*"):
+        remove(path)
+
+
+def complete(folder: Path) -> list[Path]:
+    """Every complete checkpoint, oldest first."""
+    found = [path for path in folder.glob(f"{PREFIX}*") if problem(path) is None]
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint folder is of."""
+    return int(path.name.removeprefix(PREFIX))
+
+
+def problem(path: Path) -> str | None:
+    """Why a folder is not a complete checkpoint, or None."""
+    if not path.name.removeprefix(PREFIX).isdigit():
+        return "is not called step-NUMBER"
+    try:
+        sizes = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        for name, size in sizes.items():
+            found = (path / name).stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes, not {size}"
+    except FileNotFoundError as error:
+        return f"has no {Path(error.filename).name}"
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return f"cannot be read ({error})"
+    return None
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint, its marker first, so that it never looks complete while files are missing."""
+    (path / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and wait until it is on the disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's list of names is on the disk, where the system can do that."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def cannot_save(folder: Path, step: int, needed: int, error: OSError) -> str:
+    """One line on a failed save: what it needs and what is free."""
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    return (
+        f"cannot save step {step} in {folder}: {error.strerror or error}; it needs {needed} bytes and "
+        f"{free} are free; make room or raise the file size limit, then go on with --resume"
+    )

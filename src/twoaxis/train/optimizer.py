@@ -1,0 +1,92 @@
+"""The optimiser: parameter groups from the model's rules, and a state that follows names.
+
+A group is (kind, decay, lr_scale). Every parameter is in exactly one. With `optimizer="muon"` the decayed
+matrices of cores go to torch's Muon, its update scaled to AdamW's size (arXiv 2502.16982) so that both
+share one learning rate. A fused matrix (q, k, v; gate and up) is orthogonalised as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.errors import InputError
+from twoaxis.train.config import TrainConfig
+from twoaxis.types import ParamRule
+
+CORE = re.compile(r"blocks\.\d+\.cores\.")
+FACTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")  # what torch keeps for a parameter
+
+
+class Optimizer:
+    """AdamW, and Muon beside it if asked for, over named parameters."""
+
+    def __init__(self, named: dict[str, nn.Parameter], rules: dict[str, ParamRule], cfg: TrainConfig) -> None:
+        self.named = named
+        groups: dict[tuple[str, bool, float], list[str]] = {}
+        for name, parameter in named.items():
+            groups.setdefault(group_of(name, parameter, rules[name], cfg.optimizer), []).append(name)
+        self.groups = groups
+        self.parts: list[torch.optim.Optimizer] = []
+        for kind in ("adamw", "muon"):
+            mine = [
+                {
+                    "params": [named[n] for n in names],
+                    "weight_decay": cfg.weight_decay if decay else 0.0,
+                    "lr_scale": lr_scale,
+                }
+                for (of, decay, lr_scale), names in groups.items()
+                if of == kind
+            ]
+            if mine and kind == "adamw":
+                beta1, beta2 = cfg.betas
+                self.parts.append(
+                    torch.optim.AdamW(mine, lr=cfg.lr, betas=(beta1, beta2), eps=cfg.eps, fused=True)
+                )
+            elif mine:
+                self.parts.append(torch.optim.Muon(mine, lr=cfg.lr, adjust_lr_fn="match_rms_adamw"))
+
+    def step(self, lr: float) -> None:
+        """Update every parameter that has a gradient, with learning rate lr times its group's scale."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr * group["lr_scale"]
+            part.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor of the state as "parameter name/fact"."""
+        return {
+            f"{name}/{fact}": value
+            for name, parameter in self.named.items()
+            for part in self.parts
+            for fact, value in part.state.get(parameter, {}).items()
+        }
+
+    def load_state(self, saved: dict[str, Tensor]) -> None:
+        """Take up a state by name; a name, fact or shape that does not belong here raises InputError."""
+        own = {p: part for part in self.parts for group in part.param_groups for p in group["params"]}
+        for key, value in saved.items():
+            name, _, fact = key.rpartition("/")
+            parameter = self.named.get(name)
+            shape = () if fact == "step" else None if parameter is None else parameter.shape
+            if parameter is None or fact not in FACTS or value.shape != shape:
+                raise InputError(
+                    f"the saved optimiser state has {key!r} {tuple(value.shape)}, which does not fit; "
+                    "resume with the model and optimizer that the run was started with"
+                )
+            own[parameter].state[parameter][fact] = value.to(parameter.device).clone()
+
+
+def group_of(name: str, parameter: Tensor, rule: ParamRule, optimizer: str) -> tuple[str, bool, float]:
+    """The group of a parameter: (adamw or muon, whether it decays, the factor on its learning rate)."""
+    muon = optimizer == "muon" and rule.decay and parameter.ndim == 2 and CORE.match(name) is not None
+    return ("muon" if muon else "adamw", rule.decay, rule.lr_scale)
+
+
+def clip_gradients(parameters: Iterable[Tensor], largest: float) -> float:
+    """Scale all gradients to a common norm of at most `largest` (0: leave them); returns the norm before."""
+    bound = largest if largest > 0 else float("inf")
+    return float(nn.utils.clip_grad_norm_(parameters, bound))

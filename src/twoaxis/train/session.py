@@ -1,0 +1,178 @@
+"""One run in memory: model, optimiser, data and counters; its step, its validation, its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from twoaxis.cost import cost
+from twoaxis.data import Batch, Loader, TokenFile, check_vocab
+from twoaxis.errors import InputError, RunError
+from twoaxis.model import Decoder, load_weights, read_safetensors, token_loss
+from twoaxis.model.files import weights_of
+from twoaxis.train.checkpoint import newest_checkpoint, save_checkpoint
+from twoaxis.train.config import TrainConfig
+from twoaxis.train.evaluation import evaluate
+from twoaxis.train.optimizer import Optimizer, clip_gradients
+from twoaxis.train.precision import Master, computing_in
+from twoaxis.train.randomness import random_state, set_random_state
+from twoaxis.train.run import weights_folder
+from twoaxis.train.schedule import lr_factor
+
+
+@dataclass
+class Progress:
+    """How far a run is. seconds: spent in steps, without validation and saving."""
+
+    step: int = 0
+    tokens: int = 0  # input tokens
+    flops: int = 0  # forward and backward
+    seconds: float = 0.0
+
+
+class Session:
+    """A run of `cfg` on `tokens`, fresh or from a checkpoint folder."""
+
+    def __init__(self, cfg: TrainConfig, tokens: TokenFile, checkpoint: Path | None = None) -> None:
+        check_vocab(tokens, cfg.model.vocab_size)
+        self.cfg, self.device = cfg, choose_device(cfg.device)
+        self.loader = Loader(tokens, cfg.seq_len, cfg.batch_size, cfg.seed, packing=cfg.packing)
+        self.progress = Progress()
+        self.flops_per_step = cost(cfg.model, cfg.batch_size, cfg.seq_len).flops * cfg.accumulation
+        self.model = Decoder(cfg.model)
+        weights = checkpoint or (weights_folder(cfg.init) if cfg.init else None)
+        if weights:
+            load_weights(self.model, weights / "model.safetensors")
+        self.model.float().to(self.device).train()
+        self.model.checkpointing = cfg.checkpointing
+        rules = self.model.param_rules()
+        self.master = Master(self.model, cfg.precision)
+        self.optimizer = Optimizer(self.master.named, rules, cfg)
+        if checkpoint:
+            self._load(checkpoint)
+        if cfg.compile:
+            for block in self.model.blocks:
+                block.compile()
+
+    def step(self) -> dict[str, Any]:
+        """One optimiser step; its row of metrics.jsonl. RunError instead of an update that is not finite."""
+        started, at = time.perf_counter(), self.progress
+        batches = [next(self.loader) for _ in range(self.cfg.accumulation)]
+        self.master.zero_grad()
+        loss, targets = accumulate(self.model, self.master, batches, self.cfg.precision)
+        norm = clip_gradients(self.master.named.values(), self.cfg.grad_clip)
+        for what, value in (("loss", loss), ("norm of the gradient", norm)):
+            if not math.isfinite(value):
+                raise RunError(f"step {at.step + 1}: the {what} is {value}")
+        lr = self.cfg.lr * lr_factor(self.cfg, at.step + 1)
+        self.optimizer.step(lr)
+        self.master.publish()
+        at.step += 1
+        at.tokens += self.cfg.tokens_per_step
+        at.flops += self.flops_per_step
+        at.seconds += time.perf_counter() - started
+        return asdict(at) | {"loss": loss, "lr": lr, "grad_norm": norm, "targets": targets}
+
+    def validate(self, valid: TokenFile, max_tokens: int | None) -> dict[str, Any]:
+        """The validation columns of a row."""
+        cfg = self.cfg
+        score = evaluate(
+            self.model, valid, cfg.seq_len, cfg.batch_size, max_tokens, cfg.precision, cfg.packing
+        )
+        if not math.isfinite(score.bits_per_byte):
+            raise RunError(f"step {self.progress.step}: the validation loss is {score.nats}")
+        return {
+            "val_bits_per_byte": score.bits_per_byte,
+            "val_loss": score.loss,
+            "val_tokens": score.tokens,
+        }
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint of everything that the next step depends on."""
+        weights = {**weights_of(self.model), **{n: p.detach() for n, p in self.master.named.items()}}
+        broken = [name for name, w in weights.items() if not torch.isfinite(w).all()]
+        if broken:
+            raise RunError(f"step {self.progress.step}: {broken[0]} is not finite")
+        facts, generators = random_state()
+        tensors = {f"optimizer/{n}": t for n, t in self.optimizer.state().items()}
+        tensors |= {f"random/{n}": t for n, t in generators.items()}
+        state = {"progress": asdict(self.progress), "loader": self.loader.state_dict(), "random": facts}
+        files = {
+            "model.safetensors": _bytes(weights),
+            "config.json": self.cfg.model.to_json().encode(),
+            "state.safetensors": _bytes(tensors),
+            "state.json": json.dumps(state).encode(),
+        }
+        return save_checkpoint(folder, self.progress.step, files, self.cfg.keep_checkpoints)
+
+    def _load(self, checkpoint: Path) -> None:
+        """Take up everything but the weights from a checkpoint."""
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        if set(state) != {"progress", "loader", "random"} or set(state["progress"]) != set(
+            asdict(Progress())
+        ):
+            raise InputError(
+                f"{checkpoint / 'state.json'} has other fields than this version of twoaxis writes"
+            )
+        tensors = read_safetensors(checkpoint / "state.safetensors")
+        self.optimizer.load_state(_under("optimizer/", tensors))
+        self.loader.load_state_dict(state["loader"])
+        self.progress = Progress(**state["progress"])
+        set_random_state(state["random"], _under("random/", tensors))
+
+
+def accumulate(model: Decoder, master: Master, batches: list[Batch], precision: str) -> tuple[float, int]:
+    """Leave the gradient of the mean loss over all targets in `master`; that loss, the number of targets.
+
+    Each batch's sum is divided by the total number of targets, so the result does not depend on how rows
+    are divided into batches. Without any target the loss and every gradient are 0.
+    """
+    device = model.embedding.weight.device
+    targets = sum(int((batch.targets != -100).sum()) for batch in batches)
+    losses = []
+    for batch in batches:
+        segments = None if batch.segments is None else batch.segments.to(device)
+        with computing_in(precision, device):
+            logits = model(batch.tokens.to(device), segments=segments)
+        loss = token_loss(logits, batch.targets.to(device)) / max(targets, 1)
+        loss.backward()
+        master.collect()
+        losses.append(loss.detach())
+    return sum(x.item() for x in losses), targets
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device that a configuration names; InputError if it is not there."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device {name!r} cannot be used ({str(error).splitlines()[0]}); try auto or cpu"
+        ) from None
+    return device
+
+
+def last_good(folder: Path) -> str:
+    """Words on where a failed run can go on from."""
+    best = newest_checkpoint(folder)[0]
+    return f"the last good checkpoint is {best}" if best else "there is no checkpoint before it"
+
+
+def _bytes(tensors: dict[str, Tensor]) -> bytes:
+    return to_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"format": "pt"})
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
