@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from twoaxis.data import load_corpus, load_tokenizer
+from twoaxis.data import load_tokenizer
 from twoaxis.errors import InputError
 from twoaxis.model import ModelConfig
 from twoaxis.train import TrainConfig, read_yaml, train
@@ -41,23 +41,39 @@ MODEL = {
     "init_std": "standard deviation of initial weights",
     "state_dtype": "dtype of the residual state",
 }
+DEFAULTS = {**dataclasses.asdict(ModelConfig()), **dataclasses.asdict(TrainConfig())}
 
 
 def _flags() -> list[tuple[str, Any, Any]]:
-    """A flag, None when not given, for every field of both configurations but `model` itself."""
+    """A flag for every field of both configurations but `model` itself: (name, annotated type, field).
+
+    Switches have their field's default; other flags are None when not given.
+    """
     flags: list[tuple[str, Any, Any]] = []
-    for config, docs in ((ModelConfig, MODEL), (TrainConfig, None)):
-        hints = typing.get_type_hints(config, include_extras=True)
-        for f in dataclasses.fields(config):
-            if f.name == "model":
+    for config, docs in ((ModelConfig, MODEL), (TrainConfig, {})):
+        for name, hint in typing.get_type_hints(config, include_extras=True).items():
+            if name == "model":
                 continue
-            kind = typing.get_args(hints[f.name])[0] if docs is None else hints[f.name]
-            doc = docs[f.name] if docs else hints[f.name].__metadata__[0]
-            default = f.default if f.default is not dataclasses.MISSING else ["attention", "mlp"]
-            arg = tyro.conf.arg(help=doc, help_behavior_hint=f"(default: {_spell(default)})")
-            kind = tuple[str, ...] if f.name == "sequence" else kind
-            flags.append((f.name, Annotated[kind | None, arg], dataclasses.field(default=None)))
+            kind, doc = (hint, docs[name]) if docs else (typing.get_args(hint)[0], hint.__metadata__[0])
+            kind = tuple[str, ...] if name == "sequence" else kind
+            default = DEFAULTS[name]
+            if kind is bool:
+                arg = tyro.conf.arg(help=doc)
+            else:
+                hint = f"(default: {_spell(default)})"
+                arg = tyro.conf.arg(help=doc, help_behavior_hint=hint, metavar=_allowed(kind))
+            field = dataclasses.field(default=default if kind is bool else None)
+            flags.append((name, Annotated[kind if kind is bool else kind | None, arg], field))
     return flags
+
+
+def _allowed(kind: Any) -> str:
+    """How a flag's value is named in the help."""
+    if typing.get_origin(kind) is typing.Literal:
+        return "{" + ",".join(typing.get_args(kind)) + "}"
+    words = [a.__name__ for a in (kind, *typing.get_args(kind)) if a in (str, int, float)]
+    several = typing.get_origin(kind) is tuple
+    return f"{words[0].upper()} [{words[0].upper()} ...]" if several else words[0].upper()
 
 
 def _spell(value: Any) -> str:
@@ -66,9 +82,10 @@ def _spell(value: Any) -> str:
     return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-Out = Annotated[str, tyro.conf.arg(help="the run folder to write")]
+Out = Annotated[str, tyro.conf.arg(metavar="FOLDER", help="the run folder to write")]
 File = Annotated[
-    str | None, tyro.conf.arg(help="YAML file with fields of a run, those of the model under `model:`")
+    str | None,
+    tyro.conf.arg(metavar="FILE", help="YAML file with fields of a run, those of the model under `model:`"),
 ]
 Resume = Annotated[
     bool, tyro.conf.arg(help="go on with the run in --out from its newest complete checkpoint")
@@ -102,7 +119,7 @@ def run(args: Any) -> int:
 
 def configuration(args: Any) -> TrainConfig:
     """The run that flags, file and saved model describe."""
-    given = {k: v for k, v in vars(args).items() if v is not None}
+    given = {k: v for k, v in vars(args).items() if v is not None and v is not DEFAULTS.get(k)}
     run_folder = RunFolder(Path(args.out))
     if args.resume and args.config is None and run_folder.config.exists():
         data = run_folder.read_config().to_dict()
@@ -115,12 +132,15 @@ def configuration(args: Any) -> TrainConfig:
     if not model and data.get("init"):
         model = _saved_model(data["init"])
     model |= {k: v for k, v in given.items() if k in MODEL}
-    if "vocab_size" not in model:
-        texts = load_corpus(data.get("data", "shakespeare"), data.get("valid_fraction", 0.05)).train
-        model["vocab_size"] = load_tokenizer(data.get("tokenizer", "byte"), texts).vocab_size
+    model.setdefault("vocab_size", _vocab_size(data.get("tokenizer", "byte")))
     if isinstance(model.get("sequence"), tuple):
         model["sequence"] = list(model["sequence"])
     return TrainConfig.from_dict({**data, "model": model}, args.config or "the command line")
+
+
+def _vocab_size(tokenizer: str) -> int:
+    size = tokenizer.removeprefix("bpe:")
+    return int(size) if size.isdigit() else load_tokenizer(tokenizer).vocab_size
 
 
 def _saved_model(folder: str) -> dict[str, Any]:

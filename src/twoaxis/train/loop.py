@@ -44,7 +44,7 @@ def train(
     corpus = load_corpus(cfg.data, cfg.valid_fraction)
     tokenizer = load_tokenizer(run.path if checkpoint else cfg.tokenizer, corpus.train)
     tokens, valid = prepare(corpus, tokenizer)
-    check_validation(cfg, valid)
+    check_data(cfg, tokens, valid)
     with isolated(cfg.seed), StopSignals() as stop:
         session = Session(cfg, tokens, checkpoint)
         run.begin(cfg, tokenizer)
@@ -89,9 +89,10 @@ def loop(
     session.save(run.checkpoints)
 
 
-def check_validation(cfg: TrainConfig, valid: TokenFile) -> None:
-    """Refuse validation data that the model cannot read; without any, say so once."""
-    check_vocab(valid, cfg.model.vocab_size)
+def check_data(cfg: TrainConfig, tokens: TokenFile, valid: TokenFile) -> None:
+    """Refuse data that the model, or the run it starts from, cannot read; without validation text say so."""
+    saved = cfg.init is not None and (Path(cfg.init) / "tokenizer.json").is_file()
+    check_vocab(tokens, cfg.model.vocab_size, load_tokenizer(str(cfg.init)).fingerprint if saved else None)
     if valid.n_tokens < 2 and cfg.eval_every is not None:
         raise InputError(f"{cfg.data!r} has no validation text for eval_every={cfg.eval_every}; leave it out")
     if valid.n_tokens < 2:

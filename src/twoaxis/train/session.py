@@ -14,7 +14,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from twoaxis.cost import cost
-from twoaxis.data import Batch, Loader, TokenFile, check_vocab
+from twoaxis.data import Batch, Loader, TokenFile
 from twoaxis.errors import InputError, RunError
 from twoaxis.model import Decoder, load_weights, read_safetensors, token_loss
 from twoaxis.model.files import weights_of
@@ -42,7 +42,6 @@ class Session:
     """A run of `cfg` on `tokens`, fresh or from a checkpoint folder."""
 
     def __init__(self, cfg: TrainConfig, tokens: TokenFile, checkpoint: Path | None = None) -> None:
-        check_vocab(tokens, cfg.model.vocab_size)
         self.cfg, self.device = cfg, choose_device(cfg.device)
         self.loader = Loader(tokens, cfg.seq_len, cfg.batch_size, cfg.seed, packing=cfg.packing)
         self.progress = Progress()
