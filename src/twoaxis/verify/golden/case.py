@@ -55,7 +55,8 @@ class Case:
         """An input of the file that needs no gradient (ids, angles, recorded activations)."""
         if name not in self.tensors:
             raise NotRun(f"the file has no tensor {name!r}")
-        if self.gradient_of(name) or self.cotangent_of(name) or name.startswith("out"):
+        result = name in ("out", "output") or name.startswith(("out.", "out_"))
+        if self.gradient_of(name) or self.cotangent_of(name) or result:
             raise ValueError(f"{name!r} is a result of the file, not an input")
         self.taken.add(name)
         return self.tensors[name]
@@ -108,7 +109,9 @@ class Case:
         if name in ("cot", "cotangent"):
             return "out" if "out" in self.tensors else "output"
         if name.startswith("cot."):
-            return "out." + name.removeprefix("cot.")
+            target = "out." + name.removeprefix("cot.")
+            series = self.names(target.removesuffix("_last") + ".") if target.endswith("_last") else []
+            return series[-1] if series else target
         if name.startswith("cotangent."):
             return "streams." + name.removeprefix("cotangent.")
         return None
