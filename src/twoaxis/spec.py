@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -20,6 +22,7 @@ from twoaxis.types import Coordinates, Cost, Shape, StandardStart
 Axis = Literal["depth", "sequence"]
 _METHODS: dict[str, dict[str, type]] = {"depth": {}, "sequence": {}}
 T = TypeVar("T", bound=type)
+LONGEST = 2000  # characters of a spec
 
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -36,9 +39,7 @@ class Config:
     def __post_init__(self) -> None:
         hints = _hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            object.__setattr__(
-                self, f.name, checked(self.name, f.name, getattr(self, f.name), hints[f.name])
-            )
+            object.__setattr__(self, f.name, checked(self.name, f.name, getattr(self, f.name), hints[f.name]))
         self.check()
 
     def check(self) -> None:
@@ -47,7 +48,7 @@ class Config:
     def spec(self) -> str:
         """The one-line spec: the name with the options that differ from their defaults."""
         args = []
-        for f in dataclasses.fields(self):
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if f.name == self.specs_field:
                 args += list(value)
@@ -72,7 +73,7 @@ def register(axis: Axis, name: str) -> Callable[[T], T]:
     """Class decorator: make a method known by `name` on `axis`. It must own a nested `Config`."""
 
     def add(cls: T) -> T:
-        config = cls.__dict__.get("Config") or type("Config", (cls.Config,), {})  # type: ignore[attr-defined]
+        config: Any = cls.__dict__.get("Config") or type("Config", (cls.Config,), {})  # type: ignore[attr-defined]
         config.axis, config.name = axis, name
         config.__qualname__ = f"{cls.__qualname__}.Config"
         cls.Config, cls.method_name = config, name  # type: ignore[attr-defined]
@@ -104,7 +105,8 @@ def method(axis: Axis, name: str) -> Any:
 def options(config: type[Config]) -> dict[str, tuple[str, Any]]:
     """Each option of a method: what is allowed, in words, and its default."""
     hints = _hints(config)
-    return {f.name: (_spell(hints[f.name]), f.default) for f in dataclasses.fields(config)}
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    return {f.name: (_spell(hints[f.name]), f.default) for f in fields}
 
 
 def nearest(given: str, allowed: typing.Iterable[str]) -> str:
@@ -124,25 +126,33 @@ def parse_spec(axis: Axis, text: str | Config) -> Any:
         if text.axis != axis:
             raise InputError(f"{text.spec()!r} is a {text.axis} method, not one of the {axis} axis")
         return text
-    if not isinstance(text, str):
-        raise InputError(f"a {axis} spec must be text such as 'name(option=1)', not {text!r}")
+    if not isinstance(text, str) or len(text) > LONGEST:
+        given = f"{len(text)} characters" if isinstance(text, str) else repr(text)
+        raise InputError(f"a {axis} spec must be a line of text such as 'name(option=1)', not {given}")
     name, positional, options = _read_call(text)
     config = method(axis, name).Config
     if positional:
         if config.specs_field is None:
             raise InputError(f"{text!r}: options of {name} need a name, as in {name}(option=value)")
+        if config.specs_field in options:
+            raise InputError(f"{text!r} gives {config.specs_field!r} twice")
         options[config.specs_field] = tuple(positional)
     known = [f.name for f in dataclasses.fields(config)]
     for key in options:
         if key not in known:
             raise InputError(f"{name} has no option {key!r}; {nearest(key, known)}")
-    return config(**options)
+    try:
+        return config(**options)
+    except RecursionError:
+        raise InputError(f"{text!r} is nested too deeply") from None
 
 
 def _read_call(text: str) -> tuple[str, list[str], dict[str, Any]]:
     wrong = f"cannot read {text!r} as a method: write name or name(option=value, ...) with literal values"
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python comments on odd literals; they are refused below
+            node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise InputError(wrong) from None
     if isinstance(node, ast.Name):
@@ -153,14 +163,19 @@ def _read_call(text: str) -> tuple[str, list[str], dict[str, Any]]:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise InputError(wrong)
+        if keyword.arg in options:
+            raise InputError(f"{text!r} gives {keyword.arg!r} twice")
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, MemoryError, RecursionError):
             raise InputError(f"{text!r}: the value of {keyword.arg!r} is not a literal") from None
-    positional = [
-        a.value if isinstance(a, ast.Constant) and isinstance(a.value, str) else ast.unparse(a)
-        for a in node.args
-    ]
+    try:
+        positional = [
+            a.value if isinstance(a, ast.Constant) and isinstance(a.value, str) else ast.unparse(a)
+            for a in node.args
+        ]
+    except RecursionError:
+        raise InputError(wrong) from None
     return node.func.id, positional, options
 
 
@@ -169,28 +184,33 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def checked(method_name: str, field: str, value: Any, hint: Any) -> Any:
-    """The value, with lists made tuples and ints made floats where the hint says so; InputError if it does not fit."""
-    if _fits(value, hint):
-        return value
-    if isinstance(value, list) and _fits(tuple(value), hint):
-        return tuple(value)
-    if isinstance(value, int) and not isinstance(value, bool) and _fits(float(value), hint):
-        return float(value)
-    raise InputError(f"{method_name}({field}={value!r}): allowed is {_spell(hint)}")
+    """The value, lists made tuples and ints floats where the hint says so; InputError if it does not fit."""
+    fitted = _fitted(value, hint)
+    if fitted is _MISFIT:
+        raise InputError(f"{method_name}({field}={value!r}): allowed is {_spell(hint)}")
+    return fitted
 
 
-def _fits(value: Any, hint: Any) -> bool:
+_MISFIT = object()
+
+
+def _fitted(value: Any, hint: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        return any(value == a and type(value) is type(a) for a in args)
+        return value if any(value == a and type(value) is type(a) for a in args) else _MISFIT
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, a) for a in args)
+        ways = [_fitted(value, a) for a in args]
+        return (
+            value
+            if any(way is value for way in ways)
+            else next((w for w in ways if w is not _MISFIT), _MISFIT)
+        )
     if origin is tuple:
-        item = args[0]
-        return isinstance(value, tuple) and all(_fits(v, item) for v in value)
-    if hint is None or hint is type(None):
-        return value is None
-    return type(value) is hint
+        items = tuple(_fitted(v, args[0]) for v in value) if isinstance(value, tuple | list) else (_MISFIT,)
+        return _MISFIT if any(item is _MISFIT for item in items) else items
+    if hint is float and type(value) in (int, float):
+        return float(value) if abs(value) <= sys.float_info.max else _MISFIT
+    return value if type(value) is (type(None) if hint is None else hint) else _MISFIT
 
 
 def _spell(hint: Any) -> str:
@@ -201,4 +221,6 @@ def _spell(hint: Any) -> str:
         return " or ".join(_spell(a) for a in args)
     if origin is tuple:
         return f"list of {_spell(args[0])}"
+    if hint is float:
+        return "a finite number"
     return "None" if hint in (None, type(None)) else getattr(hint, "__name__", str(hint))

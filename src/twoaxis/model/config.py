@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +55,12 @@ class ModelConfig:
             self._require(name, type(getattr(self, name)) is bool, "true or false")
         for name in ("norm_eps", "rope_base", "dropout", "init_std"):
             value = getattr(self, name)
-            self._require(name, type(value) in (int, float) and value >= 0, "a number of 0 or more")
+            fits = type(value) in (int, float) and 0 <= value <= sys.float_info.max
+            self._require(name, fits, "a finite number of 0 or more")
             object.__setattr__(self, name, float(value))
         self._require("dropout", self.dropout < 1, "a number below 1")
         self._require("rope_base", self.rope_base > 0, "a number above 0")
-        self._require("state_dtype", self.state_dtype in DTYPES, " or ".join(DTYPES))
+        self._require("state_dtype", self.state_dtype in list(DTYPES), " or ".join(DTYPES))
         if self.d_model % self.n_heads:
             raise InputError(
                 f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}; change one of them"
@@ -79,8 +81,9 @@ class ModelConfig:
             raise InputError(
                 f"sequence={given!r}: give a list of sublayers such as ['attention', 'mlp'], or one list per block"
             )
-        if all(isinstance(s, str) for s in given):
-            return [spec.parse_spec("sequence", s).spec() for s in given]
+        texts = [s for s in given if isinstance(s, str)]
+        if len(texts) == len(given):
+            return [spec.parse_spec("sequence", s).spec() for s in texts]
         if len(given) != self.n_blocks:
             raise InputError(
                 f"sequence has {len(given)} lists and the model {self.n_blocks} blocks; give one list per block"

@@ -44,6 +44,11 @@ class AttentionConfig(SequenceConfig):
                     f"{self.name}({name}={value}): allowed is 1 or more, or None for the model's"
                 )
 
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are turned by their positions."""
+        return True
+
     def heads(self, layout: Layout) -> tuple[int, int, int]:
         """(query heads H, key/value heads, head width D) in a model."""
         h = self.n_heads or layout.n_heads
@@ -52,6 +57,11 @@ class AttentionConfig(SequenceConfig):
             raise InputError(
                 f"{self.name}: d_model={layout.d_model}, n_heads={h}, n_kv_heads={hkv}: heads must divide d_model and "
                 "key/value heads must divide heads"
+            )
+        if self.rotary and layout.d_model // h % 2:
+            raise InputError(
+                f"{self.name}: d_model={layout.d_model}, n_heads={h} give heads of width {layout.d_model // h}, "
+                "and rotation needs an even width; change one"
             )
         return h, hkv, layout.d_model // h
 
@@ -87,7 +97,6 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         super().__init__(cfg, layout, block, **options)
         self.n_heads, self.n_kv_heads, self.width = cfg.heads(layout)
         self.window = cfg.window_in(block)
-        self.rotary = True
         d = layout.d_model
         self.qkv = nn.Linear(d, (self.n_heads + 2 * self.n_kv_heads) * self.width, bias=False)
         self.out = nn.Linear(self.n_heads * self.width, d, bias=False)
@@ -119,7 +128,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
-        if self.rotary:
+        if self.cfg.rotary:
             positions = ctx.positions
             if positions is None:
                 start = ctx.cache.length if ctx.cache is not None else 0

@@ -45,6 +45,10 @@ class ShortSWA(SoftmaxAttention):
                 )
             check_window(self.window)
 
+        @property
+        def rotary(self) -> bool:
+            return self.position == "rope"
+
         def window_in(self, block: int) -> int | None:
             return self.window
 
@@ -60,7 +64,6 @@ class ShortSWA(SoftmaxAttention):
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
-        self.rotary = cfg.position == "rope"
         self.position_bias = (
             nn.Parameter(torch.zeros(self.n_heads, cfg.window)) if cfg.position == "bias" else None
         )
