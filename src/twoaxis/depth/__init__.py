@@ -11,11 +11,14 @@ from twoaxis.depth.connection import (
     build,
     qkv_index,
 )
+from twoaxis.depth.dca import DCA
 from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.history import History, named_tensors
+from twoaxis.depth.hyper_connections import HyperConnections
 
 __all__ = [
+    "DCA",
     "Additive",
     "AttnRes",
     "Connection",
@@ -23,6 +26,7 @@ __all__ = [
     "DepthConfig",
     "DepthWindow",
     "History",
+    "HyperConnections",
     "PlainStream",
     "Stream",
     "accepts_qkv",
