@@ -6,7 +6,8 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 from . import reference
 from .causal_conv import depthwise_causal_conv
 from .gated_mix import gated_mix
-from .reference import delta_rewrite, depth_read, local_attention, mix, rms
+from .local_attention import local_attention
+from .reference import delta_rewrite, depth_read, mix, rms
 from .window import check_window, visible, visible_pairs
 
 __all__ = [

@@ -48,18 +48,23 @@ def visible(
         return near | (causal & (key < sink_tokens)) if sink_tokens else near
     same = segments[:, None, :] == segments[:, Tk - Tq :, None]  # (B, Tq, Tk)
     if sink_tokens:
-        near = near | (causal & (segment_rank(segments) < sink_tokens)[:, None, :])
+        near = near | (causal & (segment_order(segments)[2] < sink_tokens)[:, None, :])
     return near & same & (segments >= 0)[:, None, :]
 
 
-def segment_rank(segments: Tensor) -> Tensor:
-    """How many earlier tokens of the row carry the same id: (B, T) -> (B, T) integers, in O(T log T)."""
+def segment_order(segments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens sorted by segment, then by position, in O(T log T): (B, T) ids -> three (B, T) integer tensors.
+
+    Returns order (the position at each place), place (the place of each position) and rank (how many earlier
+    tokens of the row carry the same id).
+    """
     ids, order = segments.sort(dim=1, stable=True)
-    index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-    starts = torch.ones_like(ids, dtype=torch.bool)
-    starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    first = torch.where(starts, index, 0).cummax(dim=1).values if ids.numel() else index
-    return torch.empty_like(index, memory_format=torch.contiguous_format).scatter_(1, order, index - first)
+    at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    begin = torch.where(begins, at, 0).cummax(dim=1).values if ids.numel() else at
+    place = torch.empty_like(order).scatter_(1, order, at)
+    return order, place, (at - begin).gather(1, place)
 
 
 def visible_pairs(T: int, window: int | None) -> int:

@@ -1,0 +1,81 @@
+"""The one operator: causal attention over a window of an ordered axis, tokens or layers (2603.16039)."""
+
+from torch import Tensor
+
+from ..errors import InputError
+from . import reference
+from .backends import blocked, sdpa
+from .backends.plan import kept_keys
+from .checks import check_attention
+
+BACKENDS = ("auto", "reference", "blocked", "sdpa")
+_SMALL = 64  # up to so many keys in all a masked SDPA call is no slower than blocks
+
+
+def local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    *,
+    scale: float | None = None,
+    segments: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    sink_tokens: int = 0,
+    position_bias: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """o_t = sum_s p_ts v_s with p_t = softmax_s(scale q_t . k_s) over the visible keys s = t-window+1 .. t.
+
+    Shapes: q (B, H, Tq, D); k, v (B, Hkv, Tk, D), Hkv divides H: query head h reads key head h // (H / Hkv).
+    The queries are the last Tq of the Tk positions, so Tq = 1 against a cache is a decode step, and the window
+    still applies. Returns (B, H, Tq, D) in q's dtype; scores and softmax run in at least float32.
+
+    Args:
+        window: positions a query sees, its own included; None is full causal.
+        scale: of the scores; D^-0.5 by default.
+        segments: (B, Tk) integer ids; a query sees only keys of its own id. Ids below 0 are padding: such
+            keys are seen by nobody, such queries give exactly 0 and get gradient 0.
+        sink_logits: (H,) logits that join the softmax denominator, unscaled and without a value.
+        sink_tokens: the first so many tokens of a query's segment stay visible beyond the window, counted
+            once inside it. Segments must then not be interleaved.
+        position_bias: (H, window), added to the scores by distance; not to sink tokens beyond the window.
+        backend: "auto", or one of
+            "reference": dense mask, differentiable twice;
+            "blocked": every option, O(T window) work, saves only its inputs; first-order gradients;
+            "sdpa": torch's kernels, without sink_logits and position_bias; a window costs a (Tq, Tk) mask.
+            auto takes sdpa for full attention, one query or at most 64 keys if it has every option asked for,
+            else blocked.
+
+    Raises:
+        InputError: for a window that is not a positive integer or None, for shapes, dtypes or head counts
+            that do not fit, and for a backend that lacks an option.
+    """
+    window = check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias)
+    plain = sink_logits is None and position_bias is None
+    backend = _choose(backend, q.shape[2], k.shape[2], window, plain)
+    if backend == "reference":
+        return reference.local_attention(
+            q, k, v, window, scale=scale, segments=segments, sink_logits=sink_logits, sink_tokens=sink_tokens,
+            position_bias=position_bias,
+        )  # fmt: skip
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if backend == "sdpa":
+        out = sdpa.attend(q, k, v, window, scale, segments, sink_tokens)
+    else:
+        out = blocked.attend(q, k, v, window, scale, segments, sink_logits, sink_tokens, position_bias)
+    if segments is None:
+        return out
+    padded = segments[:, k.shape[2] - q.shape[2] :] < 0
+    return out.masked_fill(padded[:, None, :, None], 0.0)
+
+
+def _choose(backend: str, Tq: int, Tk: int, window: int | None, plain: bool) -> str:
+    if backend not in BACKENDS:
+        raise InputError(f"backend={backend!r}: give one of {', '.join(BACKENDS)}")
+    if backend == "sdpa" and not plain:
+        raise InputError("backend='sdpa' has no sink_logits and no position_bias: use 'auto' or 'blocked'")
+    if backend != "auto":
+        return backend
+    small = Tq == 1 or kept_keys(Tq, Tk, window) <= _SMALL
+    return "sdpa" if plain and (small or window is None or window >= Tk) else "blocked"
