@@ -160,8 +160,8 @@ class DepthWindow(Connection):
 class WindowRead(nn.Module):
     """z and its projections, d x d, bias-free.
 
-    Over one state softmax is 1, so a read that never sees more has no W_Q and W_K. W_V starts at zero, so that
-    the model starts as the standard Transformer; the others start as N(0, init_std^2).
+    Over one state softmax is 1, so a read that never sees more has no W_Q and W_K. W_V starts at zero, so
+    that the model starts as the standard Transformer; the others start as N(0, init_std^2).
 
     `forward` absorbs the projections: it scores the raw states with W_K^T W_Q h and applies W_V once, after
     mixing. `attend` takes keys and values that were projected once per state and kept over depth, like a
