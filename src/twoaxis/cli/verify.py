@@ -1,0 +1,118 @@
+"""`twoaxis verify`: the duality in numbers, or golden vectors against this version's methods."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twoaxis.errors import InputError
+
+if TYPE_CHECKING:
+    from twoaxis.verify.golden import Result
+    from twoaxis.verify.setting import Row
+
+
+@dataclass
+class Args:
+    """Show in numbers that the two axes are one operator, or replay golden vectors.
+
+    Exit code 0: all that was run passed. 1: something failed. 2: bad input, or nothing could be run.
+    """
+
+    golden: Path | None = None
+    """Replay the golden vectors under this folder (pairs of .json and .safetensors) instead."""
+    device: str = "cpu"
+    """Device of the duality's check, e.g. cpu, cuda, mps."""
+    dtype: str = "float64"
+    """Its dtype: float64, float32 or bfloat16."""
+    seed: int = 0
+    """Seed of its random weights."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def run(args: Args) -> int:
+    """Print the table; 1 if a row failed."""
+    return golden(args) if args.golden is not None else duality(args)
+
+
+def duality(args: Args) -> int:
+    """Every identity in one table."""
+    from twoaxis.verify.duality import duality as rows_of
+    from twoaxis.verify.setting import BOUNDS
+
+    rows = rows_of(args.dtype, args.device, args.seed)
+    failed = sum(not row.passed for row in rows)
+    reason = BOUNDS[args.dtype][1]
+    if args.json:
+        listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
+        _print_json(
+            {"device": args.device, "dtype": args.dtype, "reason": reason, "failed": failed, "rows": listed}
+        )
+    else:
+        _show_rows(rows, args, reason)
+    return 1 if failed else 0
+
+
+def golden(args: Args) -> int:
+    """Every file in one table; what was not run is named, and is neither passed nor failed."""
+    from twoaxis.verify.golden import run_folder
+
+    if args.device != "cpu" or args.dtype != "float64":
+        raise InputError("--golden runs on the CPU in each file's own dtype; leave out --device and --dtype")
+    assert args.golden is not None
+    results = run_folder(args.golden)
+    count = {status: sum(r.status == status for r in results) for status in ("ok", "FAILED", "not run")}
+    if args.json:
+        listed = [{k: _finite(v) for k, v in asdict(result).items()} for result in results]
+        _print_json({"folder": str(args.golden), "count": count, "results": listed})
+    else:
+        _show_results(results, ", ".join(f"{n} {status}" for status, n in count.items()))
+    if count["ok"] + count["FAILED"] == 0:
+        raise InputError(f"none of the {len(results)} cases in {args.golden} could be run")
+    return 1 if count["FAILED"] else 0
+
+
+def _show_rows(rows: list[Row], args: Args, reason: str) -> None:
+    failed = sum(not row.passed for row in rows)
+    lines = [f"{'':6}  {'largest error':>13}  {'bound':>5}  identity ({args.dtype} on {args.device})"]
+    for row in rows:
+        verdict = "pass" if row.passed else "FAILED"
+        lines.append(f"{verdict:6}  {row.error:13.1e}  {row.bound:5.0e}  {row.name}")
+    lines.append(f"errors are relative to max(1, the largest entry); the bound is {reason}")
+    lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")
+    _print_lines(lines)
+
+
+def _show_results(results: list[Result], summary: str) -> None:
+    lines = [f"{'':7}  {'outputs / bound':>15}  {'gradients / bound':>17}  case"]
+    for r in results:
+        numbers = (_ratio(r.output_error, r.output_bound), _ratio(r.gradient_error, r.gradient_bound))
+        reason = f": {r.detail}" if r.detail else ""
+        lines.append(f"{r.status:7}  {numbers[0]:>15}  {numbers[1]:>17}  {r.name}{reason}")
+    _print_lines([*lines, f"{len(results)} cases: {summary}"])
+
+
+def _ratio(error: float | None, bound: float | None) -> str:
+    return "" if error is None or bound is None else f"{error:.1e} / {bound:.0e}"
+
+
+def _print_lines(lines: list[str]) -> None:
+    """Failures in red; long lines are left to the terminal, so that no name is ever cut."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(line, style="red" if "FAILED" in line else None, markup=False, soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(data, indent=2))
