@@ -1,0 +1,107 @@
+"""The `twoaxis` command: finds the command's file, reads its options, turns errors into one line.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from twoaxis.errors import InputError, RunError
+from twoaxis.spec import nearest
+
+COMMANDS = {
+    "compare": "train a grid of methods on the same data and write an honest report",
+    "train": "train one model",
+    "eval": "score a trained run on a text",
+    "generate": "let a trained run write on",
+    "report": "write the report of a comparison again, from its folder",
+    "methods": "list the methods of both axes, with options and costs",
+    "verify": "show in numbers that the two axes are one operator",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `twoaxis` with these arguments (by default the process's) and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        _never_fail_to_encode(stream)
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        return _fail(str(error), 2)
+    except RunError as error:
+        return _fail(str(error), 1)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted", 130)
+    except BrokenPipeError:  # the reader went away, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        from twoaxis import __version__
+
+        print(f"twoaxis {__version__}")
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        what = "option" if name.startswith("-") else "command"
+        raise InputError(f"{name!r} is not a {what}; {nearest(name, COMMANDS)}; see twoaxis --help")
+    command = importlib.import_module(f"twoaxis.cli.{name}")
+    from twoaxis.cli.options import parse
+
+    args = parse(command.Args, argv[1:], f"twoaxis {name}")
+    return 0 if args is None else int(command.run(args))
+
+
+def usage() -> str:
+    """The text of `twoaxis --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: twoaxis COMMAND [options]",
+            "",
+            "How a Transformer carries information along depth and along the sequence.",
+            "",
+            *lines,
+            "",
+            "twoaxis COMMAND --help lists a command's options; twoaxis --version prints the version.",
+            "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.",
+        ]
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"twoaxis: {line}", file=sys.stderr)
+    return code
+
+
+PLAIN = dict.fromkeys("─━–—", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼┏┓┗┛┳┻╋", "+")
+PLAIN |= {"═": "=", "±": "+-", "×": "x", "…": "...", "·": ".", "≤": "<=", "≥": ">=", "→": "->", "↓": "v"}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Stand-ins in ASCII for what a terminal's encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(PLAIN.get(c, "?") for c in missing), error.end
+
+
+def _never_fail_to_encode(stream: TextIO | Any) -> None:
+    codecs.register_error("twoaxis", _plain)
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="twoaxis")

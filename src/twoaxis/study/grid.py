@@ -1,0 +1,180 @@
+"""A study: rows of (depth, sequence) to train on the same data, and the preset of `twoaxis compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from twoaxis.cost import budget_of, match_mlp
+from twoaxis.errors import InputError
+from twoaxis.model import ModelConfig
+from twoaxis.train import TrainConfig
+
+Match = Literal["width", "parameters", "flops"]
+OUT = "runs/compare"
+STANDARD = ("attention", "mlp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the comparison.
+
+    sequence: one block's sublayers, or one list per block. train: settings of `TrainConfig` in which this row
+    differs from the study's, e.g. {"lr": 1e-3}; rows whose settings differ are shown and never ranked.
+    """
+
+    name: str
+    depth: str = "additive"
+    sequence: Sequence[Any] = STANDARD
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def slug(self) -> str:
+        """The row's folder name."""
+        plain = re.sub(r"[^A-Za-z0-9.=-]+", "_", self.name).strip("_.") or "row"
+        mark = hashlib.sha256(self.name.encode()).hexdigest()[:8]
+        return plain if len(plain) <= 60 else f"{plain[:50]}_{mark}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is compared. The first row is the baseline.
+
+    seeds: each row is trained once per seed; a seed fixes weights and the order of the data. match: "width"
+    keeps every model's widths; "parameters" or "flops" changes the MLP width of every other row until its
+    count meets the baseline's. training: data, sizes and optimisation of every run (its depth, sequence and
+    seed are replaced by the row's). Raises InputError for an empty, contradictory or unbuildable study.
+    """
+
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...] = (0,)
+    match: Match = "width"
+    training: TrainConfig = field(default_factory=TrainConfig)
+    out: str = OUT
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise InputError(
+                "a study needs at least one row; give --depth or --sequence, or rows in the file"
+            )
+        if self.match not in get_args(Match):
+            raise InputError(f"match={self.match!r}: allowed is {' or '.join(map(repr, get_args(Match)))}")
+        if not self.seeds or any(type(s) is not int or s < 0 for s in self.seeds):
+            raise InputError(f"seeds={list(self.seeds)}: allowed are one or more integers of 0 or more")
+        named: dict[str, list[Any]] = {
+            "seed": list(self.seeds),
+            "row": [row.name for row in self.rows],
+            "row's folder": [row.slug for row in self.rows],
+        }
+        for what, values in named.items():
+            twice = [v for v in values if values.count(v) > 1]
+            if twice:
+                raise InputError(f"the {what} {twice[0]!r} is given twice; give each once")
+        for row in self.rows:
+            for key in {"model", "seed"} & row.train.keys():
+                raise InputError(f"row {row.name!r}: {key} is the study's; rows may change other settings")
+            self.config(row, self.seeds[0])
+
+    @property
+    def baseline(self) -> Row:
+        """The row that the others are compared with."""
+        return self.rows[0]
+
+    def config(self, row: Row, seed: int) -> TrainConfig:
+        """Everything that fixes one run."""
+        sequence: Any = [s if isinstance(s, str) else list(s) for s in row.sequence]
+        model = dataclasses.replace(self.training.model, depth=row.depth, sequence=sequence)
+        cfg = TrainConfig.from_dict(
+            {**self.training.to_dict(), **row.train, "model": model, "seed": seed}, f"row {row.name!r}"
+        )
+        if self.match == "width" or row == self.baseline:
+            return cfg
+        size = (cfg.batch_size, cfg.seq_len)
+        target = budget_of(self.config(self.baseline, seed).model, self.match, *size)
+        return dataclasses.replace(cfg, model=match_mlp(cfg.model, self.match, target, *size))
+
+    def runs(self) -> list[tuple[Row, int]]:
+        """Every (row, seed), seed by seed, so that a stopped study has whole seeds first."""
+        return [(row, seed) for seed in self.seeds for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The study as plain data, as a STUDY.yaml holds it."""
+        training = self.training.to_dict()
+        del training["seed"], training["model"]["depth"], training["model"]["sequence"]
+        rows = [
+            {
+                "name": row.name,
+                "depth": row.depth,
+                "sequence": [s if isinstance(s, str) else list(s) for s in row.sequence],
+                "train": dict(row.train),
+            }
+            for row in self.rows
+        ]
+        return {
+            "rows": rows,
+            "seeds": list(self.seeds),
+            "match": self.match,
+            "out": self.out,
+            "train": training,
+        }
+
+
+def cross(depths: Sequence[str], sequences: Sequence[Sequence[Any]]) -> tuple[Row, ...]:
+    """Every depth method with every block, named by what differs."""
+    return tuple(
+        Row(name=_legend(depth, block, len(depths), len(sequences)), depth=depth, sequence=tuple(block))
+        for depth in depths
+        for block in sequences
+    )
+
+
+def _legend(depth: str, block: Sequence[Any], n_depths: int, n_sequences: int) -> str:
+    flat = all(isinstance(s, str) for s in block)
+    text = ", ".join(block) if flat else " | ".join(", ".join(sublayers) for sublayers in block)
+    return depth if n_sequences == 1 else f"[{text}]" if n_depths == 1 else f"{depth} [{text}]"
+
+
+def with_steps(training: TrainConfig, steps: int) -> TrainConfig:
+    """The same training over another number of steps: warm-up and validations keep their share of it."""
+    share = steps / training.steps
+    every = training.eval_every
+    return dataclasses.replace(
+        training,
+        steps=steps,
+        warmup_steps=round(training.warmup_steps * share),
+        eval_every=None if every is None else max(1, round(every * share)),
+    )
+
+
+def preset_training() -> TrainConfig:
+    """The data, sizes and optimisation of the preset: minutes for six rows on two CPU cores."""
+    return TrainConfig(
+        model=ModelConfig(d_model=96, n_blocks=6, n_heads=4),
+        data="shakespeare",
+        seq_len=256,
+        batch_size=16,
+        steps=300,
+        lr=3e-3,
+        warmup_steps=30,
+        eval_every=30,
+        eval_tokens=8192,
+    )
+
+
+def preset() -> Study:
+    """What `twoaxis compare` runs by default: six methods of one width on Shakespeare, one seed."""
+    return Study(
+        rows=(
+            Row(name="standard Transformer"),
+            Row(name="DenseFormer", depth="denseformer"),
+            Row(name="block AttnRes", depth="attnres(block_sublayers=3)"),
+            Row(name="Hyper-Connections", depth="hyper_connections"),
+            Row(name="DDL", depth="ddl"),
+            Row(name="local-to-global block", sequence=("short_swa(window=16)", *STANDARD)),
+        ),
+        training=preset_training(),
+    )

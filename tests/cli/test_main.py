@@ -1,0 +1,180 @@
+"""The shell around the commands: dispatch, one-line errors, exit codes, plain output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+import tyro
+
+import twoaxis
+from twoaxis.cli import main as shell
+from twoaxis.cli.main import COMMANDS, main
+from twoaxis.errors import InputError, RunError
+
+
+@dataclass
+class Args:
+    """A command of this test."""
+
+    where: Annotated[str | None, tyro.conf.Positional] = None
+    """A place."""
+    match: Literal["width", "parameters"] = "width"
+    """How."""
+    seeds: int = 1
+    """How many."""
+    depth: tuple[str, ...] = ()
+    """Methods."""
+    json: bool = False
+    """Print JSON."""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Args], int]], None]:
+    """Make `twoaxis compare` run a function of the test's."""
+
+    def install(run: Callable[[Args], int]) -> None:
+        module = types.SimpleNamespace(Args=Args, run=run)
+        monkeypatch.setattr(shell.importlib, "import_module", lambda name: module)
+
+    return install
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("twoaxis: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"twoaxis {twoaxis.__version__}\n"
+
+
+def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compair"]) == 2
+    assert "did you mean 'compare'?" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        pytest.param(["--sed", "3"], ["--sed", "did you mean '--seeds'"], id="unknown-option"),
+        pytest.param(["--no-json"], ["--no-json", "--json"], id="negated-flag"),
+        pytest.param(["--seeds", "x"], ["--seeds", "'x'", "INT"], id="not-a-number"),
+        pytest.param(["--match", "widht"], ["widht", "'width'", "'parameters'"], id="not-a-choice"),
+        pytest.param(["--seeds"], ["--seeds", "Missing value"], id="no-value"),
+        pytest.param(["here", "there"], ["unexpected argument 'there'"], id="stray-value"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_2(
+    argv: list[str], words: list[str], command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(lambda args: 0)
+    assert main(["compare", *argv]) == 2
+    line = one_line(capsys)
+    assert all(word in line for word in words), line
+
+
+def test_arguments_reach_the_command(command: Callable[..., None]) -> None:
+    seen: list[Args] = []
+    command(lambda args: seen.append(args) or 0)
+    assert main(["compare", "here", "--seeds", "3", "--depth", "ddl(value_dim=4)", "additive", "--json"]) == 0
+    assert seen == [Args(where="here", seeds=3, depth=("ddl(value_dim=4)", "additive"), json=True)]
+
+
+def test_help_of_a_command_is_not_an_error(
+    command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(lambda args: 1)
+    assert main(["compare", "--help"]) == 0
+    assert "How many." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        pytest.param(InputError("w=0:\nallowed is 1 or more"), 2, "w=0: allowed is 1 or more", id="input"),
+        pytest.param(RunError("loss is NaN at step 3"), 1, "loss is NaN at step 3", id="run"),
+        pytest.param(KeyboardInterrupt(), 130, "interrupted", id="interrupt"),
+    ],
+)
+def test_errors_become_one_line_and_a_code(
+    error: BaseException,
+    code: int,
+    line: str,
+    command: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(args: Args) -> int:
+        raise error
+
+    command(run)
+    assert main(["compare"]) == code
+    assert one_line(capsys) == f"twoaxis: {line}\n"
+
+
+def test_exit_code_of_the_command_is_returned(command: Callable[..., None]) -> None:
+    command(lambda args: 1)
+    assert main(["compare"]) == 1
+
+
+def test_every_command_is_a_file_with_args_and_run() -> None:
+    for name in COMMANDS:
+        module = __import__(f"twoaxis.cli.{name}", fromlist=["run"])
+        assert callable(module.run)
+        assert module.Args.__doc__
+
+
+def run_python(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    keep = {k: v for k, v in os.environ.items() if k not in ("LANG", "LC_ALL", "PYTHONUTF8")}
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**keep, **env}, capture_output=True, timeout=60, check=False
+    )
+
+
+def test_ascii_output_gets_stand_ins_and_no_control_codes() -> None:
+    code = (
+        "from twoaxis.cli.main import main; import sys, twoaxis.cli.main as m\n"
+        "m.usage = lambda: '2.9 ± 0.1 — ╭─╮ λ'\n"
+        "sys.exit(main(['--help']))"
+    )
+    done = run_python(code, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0", NO_COLOR="1")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.rstrip() == b"2.9 +- 0.1 - +-+ ?"
+
+
+def test_python_dash_m_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "twoaxis", "nothing"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("twoaxis: 'nothing' is not a command")
+    assert done.stderr.count("\n") == 1
+
+
+def test_closed_pipe_is_quiet() -> None:
+    code = "import twoaxis.cli.main as m, sys\nm.usage = lambda: 'x' * 1000000\nsys.exit(m.main(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 1
+    process.stderr.close()
