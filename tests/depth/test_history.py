@@ -1,5 +1,7 @@
 """Histories and the states made of them: immutable, named, and as small as their spec says."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.utils._pytree as pytree
@@ -169,3 +171,16 @@ def test_the_whole_model_is_one_graph(spec):
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_state_has_the_configured_dtype(spec, dtype):
+    sizes = {"vocab_size": 19, "d_model": 12, "n_blocks": 3, "n_heads": 3}
+    model = twoaxis.Decoder(twoaxis.ModelConfig(depth=spec, state_dtype=dtype, **sizes))
+    for cores in (contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+        with cores:
+            _, states = model(torch.randint(19, (2, 5)), return_states=True)
+        for n in range(4):
+            held = named_tensors(states[f"block.{n}"]).values()
+            assert {str(t.dtype) for t in held} == {f"torch.{dtype}"}

@@ -174,15 +174,10 @@ class WindowRead(nn.Module):
         d = layout.d_model
         self.scale = d**-0.5
 
-        def matrix(std: float) -> nn.Linear:
-            linear = nn.Linear(d, d, bias=False)
-            nn.init.normal_(linear.weight, std=std)
-            return linear
-
-        self.query = matrix(layout.init_std) if n_sources > 1 else None
-        self.key = matrix(layout.init_std) if n_sources > 1 else None
-        self.value = matrix(0.0)
-        self.output = matrix(layout.init_std) if cfg.output else nn.Identity()
+        self.query = Projection(d, layout.init_std) if n_sources > 1 else None
+        self.key = Projection(d, layout.init_std) if n_sources > 1 else None
+        self.value = Projection(d, 0.0)
+        self.output = Projection(d, layout.init_std) if cfg.output else nn.Identity()
 
     def forward(self, states: tuple[Tensor, ...]) -> Tensor:
         """W_O z (B, T, d) from the states of a window, oldest first, the current one last."""
@@ -205,6 +200,17 @@ class WindowRead(nn.Module):
         query = self.query(state)
         _, weights = depth_read(query, keys, key_norm_eps=None, scale=self.scale, return_weights=True)
         return self.output(mix(values, weights.unbind(-1)))
+
+
+class Projection(nn.Linear):
+    """A d x d matrix that takes states of any dtype."""
+
+    def __init__(self, d: int, std: float) -> None:
+        super().__init__(d, d, bias=False)
+        nn.init.normal_(self.weight, std=std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.weight.dtype), self.weight)
 
 
 class DepthWindowStream(Stream):
