@@ -61,8 +61,8 @@ class Decoder(nn.Module):
         """Logits (B, T, V) for tokens (B, T).
 
         segments: (B, T) document ids, -1 is padding. positions: (T,) or (B, T) positions, by default
-        counted within each document, on from what the cache has seen. return_states: also return {"block.0": the state before block 0, ..,
-        "block.L": the state after the last, "final": what the head reads}.
+        counted within each document, on from what the cache has seen. return_states: also return {"block.0":
+        the state before block 0, .., "block.L": the state after the last, "final": what the head reads}.
         """
         self._check(tokens, segments, positions, cache)
         if cache is not None:
@@ -91,7 +91,18 @@ class Decoder(nn.Module):
         return token_loss(logits, targets) / (targets != -100).sum().clamp(min=1)
 
     def new_cache(self, batch_size: int, max_length: int | None = None, max_rollback: int = 0) -> Cache:
-        """An empty decoding cache. max_rollback: tokens that may be taken back after windows have filled."""
+        """An empty decoding cache.
+
+        max_length: tokens it must hold; None lets full attention grow. max_rollback: tokens that may be taken
+        back after windows have filled.
+        """
+        for name, value in (
+            ("batch_size", batch_size),
+            ("max_length", max_length),
+            ("max_rollback", max_rollback),
+        ):
+            if value is not None and (type(value) is not int or value < 0):
+                raise InputError(f"new_cache({name}={value!r}): allowed is an integer of 0 or more")
         weight = self.embedding.weight
         slots = {
             name: module.new_slot(batch_size, max_length, max_rollback, weight.dtype, weight.device)

@@ -1,0 +1,141 @@
+"""The rows of one module's memory over tokens.
+
+A slot keeps the newest rows of some named tensors, (B, rows, ...), in a ring. Its `length` counts every
+token it has seen and is not the number of rows it still holds. Appending returns the rows a module needs
+from before together with ALL new rows, in age order, and drops old rows only afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twoaxis.errors import InputError
+
+
+class Slot:
+    """Rows of named tensors over tokens.
+
+    fields: name -> (shape of one row without batch, dtype). keep: how many rows from before a new token are
+    read (window - 1, kernel - 1; None: all of them). max_rollback: how many tokens can be taken back once
+    the ring has wrapped. max_length: rows to hold when keep is None (None: grows as needed).
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        fields: dict[str, tuple[tuple[int, ...], torch.dtype]],
+        *,
+        keep: int | None,
+        max_rollback: int = 0,
+        max_length: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.keep, self.fixed = keep, keep is not None or max_length is not None
+        rows = keep + 1 + max_rollback if keep is not None else (max_length or 0)
+        self.length = 0  # tokens seen
+        self._high = 0  # largest length ever: rows older than _high - rows are overwritten
+        self._data = {
+            name: torch.zeros(batch_size, rows, *shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in fields.items()
+        }
+
+    @property
+    def rows(self) -> int:
+        """Rows held at most."""
+        return next(iter(self._data.values())).shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(t.numel() * t.element_size() for t in self._data.values())
+
+    def append(self, **new: Tensor) -> dict[str, Tensor]:
+        """Store new rows (B, T, ...); return the kept rows before them and the new ones, oldest first."""
+        count = next(iter(new.values())).shape[1]
+        self.check_room(count)
+        self._grow(self.length + count)
+        before = self.length if self.keep is None else min(self.length, self.keep)
+        old = self._index(self.length - before, self.length)
+        joined = {
+            name: torch.cat((self._data[name][:, old].to(x.dtype), x), 1) if before else x
+            for name, x in new.items()
+        }
+        stored = min(count, self.rows)
+        end = self.length + count
+        where = self._index(end - stored, end)
+        for name, x in new.items():
+            self._data[name][:, where] = x[:, count - stored :].detach().to(self._data[name].dtype)
+        self.length, self._high = end, max(self._high, end)
+        return joined
+
+    def newest(self) -> dict[str, Tensor]:
+        """The newest row of every field, (B, 1, ...)."""
+        where = self._index(self.length - 1, self.length)
+        return {name: data[:, where] for name, data in self._data.items()}
+
+    def entries(self) -> dict[str, Tensor]:
+        """The rows held that may still be read, oldest first: (B, up to `rows`, ...)."""
+        where = self._index(min(max(0, self._high - self.rows), self.length), self.length)
+        return {name: data[:, where] for name, data in self._data.items()}
+
+    def check_room(self, count: int) -> None:
+        """Refuse `count` more tokens than the slot was made for."""
+        needed = self.length + count
+        if self.keep is None and self.fixed and needed > self.rows:
+            raise InputError(
+                f"the cache was made for max_length={self.rows} tokens and needs {needed}; make it longer"
+            )
+
+    def check_rollback(self, length: int) -> None:
+        """Refuse a rollback to `length` tokens when rows it needs are gone."""
+        check_count("truncate_to", length, self.length)
+        oldest = 0 if self.keep is None or length == 0 else max(0, length - self.keep)
+        if length and oldest < self._high - self.rows:
+            back = self.length - length
+            raise InputError(
+                f"cannot take back {back} of {self.length} tokens: row {oldest} is needed, the oldest held is "
+                f"{self._high - self.rows}; make the cache with max_rollback of at least {back}"
+            )
+
+    def truncate_to(self, length: int) -> None:
+        """Forget every token from position `length` on; refused when rows it needs are gone."""
+        self.check_rollback(length)
+        self.length = length
+        self._high = length if length == 0 else self._high
+
+    def drop_last(self, count: int) -> None:
+        """Forget the newest `count` tokens."""
+        check_count("drop_last", count, self.length)
+        self.truncate_to(self.length - count)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Row b becomes an independent copy of row parents[b] (beam search)."""
+        self._data = {name: t.index_select(0, parents.to(t.device)) for name, t in self._data.items()}
+
+    def _index(self, start: int, stop: int) -> slice | Tensor:
+        """Ring places of tokens start..stop-1 in age order: a slice when they do not wrap."""
+        if stop == start:
+            return slice(0, 0)
+        first, last = start % self.rows, (stop - 1) % self.rows
+        if first <= last:
+            return slice(first, last + 1)
+        device = next(iter(self._data.values())).device
+        return torch.arange(start, stop, device=device) % self.rows
+
+    def _grow(self, needed: int) -> None:
+        if self.keep is not None or needed <= self.rows:
+            return
+        rows = max(64, needed, 2 * self.rows)
+        for name, t in self._data.items():
+            larger = t.new_zeros(t.shape[0], rows, *t.shape[2:])
+            larger[:, : self.length] = t[:, : self.length]
+            self._data[name] = larger
+
+
+def check_count(what: str, count: int, seen: int) -> None:
+    """Refuse a number of tokens that is not one of 0 to `seen`."""
+    if type(count) is not int or not 0 <= count <= seen:
+        raise InputError(
+            f"{what}({count}): the cache has seen {seen} tokens; give a whole number, 0 to {seen}"
+        )
