@@ -5,9 +5,10 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 
 from . import reference
 from .causal_conv import depthwise_causal_conv
+from .depth_read import depth_read
 from .gated_mix import gated_mix
 from .local_attention import local_attention
-from .reference import delta_rewrite, depth_read, mix, rms
+from .reference import delta_rewrite, mix, rms
 from .window import check_window, visible, visible_pairs
 
 __all__ = [

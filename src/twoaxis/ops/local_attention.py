@@ -28,7 +28,7 @@ def local_attention(
     """o_t = sum_s p_ts v_s with p_t = softmax_s(scale q_t . k_s) over the visible keys s = t-window+1 .. t.
 
     Shapes: q (B, H, Tq, D); k, v (B, Hkv, Tk, D), Hkv divides H: query head h reads key head h // (H / Hkv).
-    The queries are the last Tq of the Tk positions, so Tq = 1 against a cache is a decode step, and the window
+    The queries are the last Tq of the Tk positions: Tq = 1 against a cache is a decode step, and the window
     still applies. Returns (B, H, Tq, D) in q's dtype; scores and softmax run in at least float32.
 
     Args:

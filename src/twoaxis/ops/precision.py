@@ -1,5 +1,6 @@
 """The precision rule of every operator: at least float32 inside, one cast at the end."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,3 +16,9 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not touch the reductions on `x`'s device."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def token_chunks(tokens: int, width: int, x: Tensor) -> Iterator[slice]:
+    """Slices of the tokens, such that a temporary of `width` numbers per token stays in a CPU's cache."""
+    step = max(16, (1 << 18 if x.device.type == "cpu" else 1 << 26) // max(width, 1))
+    return (slice(start, start + step) for start in range(0, tokens, step))

@@ -127,7 +127,10 @@ class _Blocked(torch.autograd.Function):
                 _add_gradients(slab, x, ctx.scale, do[slab.queries], dx)
             if dx.position_bias is not None:
                 dx = dx._replace(position_bias=dx.position_bias[:, :-1])
-            rest = (None if d is None else d.reshape(t.shape).to(t.dtype) for d, t in zip(dx[1:], inputs[1:]))
+            rest = [
+                None if d is None or t is None else d.reshape(t.shape).to(t.dtype)
+                for d, t in zip(dx[1:], inputs[1:])
+            ]
             return None, None, _ungroup(dx.q, inputs.q), *rest
 
 
@@ -163,15 +166,15 @@ def _slabs(masks: Masks, N: int) -> Iterator[_Slab]:
 
 
 def _working(x: Inputs, masks: Masks) -> Inputs:
-    q, k, v, k_sinks, v_sinks, logits, bias = (None if t is None else t.to(masks.dtype) for t in x)
+    dtype, logits, bias = masks.dtype, x.sink_logits, x.position_bias
     return Inputs(
-        q=_group(q, masks.heads, masks.dtype),
-        k=k.flatten(0, 1),
-        v=v.flatten(0, 1),
-        k_sinks=None if k_sinks is None else k_sinks.flatten(0, 1),
-        v_sinks=None if v_sinks is None else v_sinks.flatten(0, 1),
-        sink_logits=None if logits is None else logits.view(masks.heads, masks.group),
-        position_bias=bias,
+        q=_group(x.q, masks.heads, dtype),
+        k=x.k.to(dtype).flatten(0, 1),
+        v=x.v.to(dtype).flatten(0, 1),
+        k_sinks=None if x.k_sinks is None else x.k_sinks.to(dtype).flatten(0, 1),
+        v_sinks=None if x.v_sinks is None else x.v_sinks.to(dtype).flatten(0, 1),
+        sink_logits=None if logits is None else logits.to(dtype).view(masks.heads, masks.group),
+        position_bias=None if bias is None else bias.to(dtype),
     )
 
 

@@ -1,0 +1,146 @@
+"""The read over depth: per token, a weighted sum of states (arXiv 2603.16039, 2603.15031, 2607.27230)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
+from .precision import compute_dtype, full_precision
+from .token_read import Options, TokenRead
+
+
+@overload
+def depth_read(
+    query: Tensor,
+    sources: Sequence[Tensor],
+    *,
+    return_weights: Literal[False] = ...,
+    **options: Unpack[ReadOptions],
+) -> Tensor: ...
+@overload
+def depth_read(
+    query: Tensor, sources: Sequence[Tensor], *, return_weights: Literal[True], **options: Unpack[ReadOptions]
+) -> tuple[Tensor, Tensor]: ...
+def depth_read(
+    query: Tensor,
+    sources: Sequence[Tensor],
+    *,
+    key_gain: Tensor | None = None,
+    key_norm_eps: float | None = 1e-6,
+    scale: float = 1.0,
+    normalize: Normalize = "softmax",
+    heads: int = 1,
+    output_gain: Tensor | None = None,
+    output_eps: float | None = None,
+    bias: Bias | None = None,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """sum_i a_i v_i with a = normalize_i(scale <query, key_gain * rms(v_i)> + bias_i), per token.
+
+    Sources are read in place and never stacked. Runs in at least float32, cast once to the sources' dtype.
+    For backward it keeps the sources and, per token and source, one number per head and one for the key norm.
+
+    Projected reads need no projected sources: a key W_K^T v scores as <W_K q, v>, so pass the absorbed query
+    W_K q with key_norm_eps=None and apply W_V once to the result.
+
+    Args:
+        query: (d,), the same for all tokens, or one per token, (..., d).
+        sources: tuple of n tensors (..., d) of one shape.
+        key_gain: (d,) gain of the key norm.
+        key_norm_eps: epsilon of the key RMSNorm over the full d; None scores the raw sources.
+        scale: of the logits, before the bias.
+        normalize: over the sources: "softmax", "sigmoid" (each alone) or "none" (the logits are the weights).
+        heads: slices of d with their own weights; the key norm comes before the split.
+        output_gain, output_eps: the RMSNorm that follows the read, folded in.
+        bias: (n,) or one scalar or (...) tensor per source; -inf hides a source. A token whose sources are
+            all hidden reads 0.
+        return_weights: also return a, (..., n) or (..., heads, n) float32 (float64), differentiable.
+
+    Raises:
+        InputError: for shapes that do not fit, heads that do not divide d, an unknown `normalize`.
+    """
+    check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
+    lead = sources[0].shape[:-1]
+    options = Options(key_norm_eps, scale, normalize, heads, output_eps, return_weights)
+    rows = None if bias is None else _bias_rows(bias, sources[0])
+    result: tuple[Tensor, Tensor] = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
+    if not return_weights:
+        return result[0]
+    weights = result[1].movedim(0, -1).reshape(*lead, heads, len(sources))  # from (n, tokens, heads)
+    return result[0], weights.squeeze(-2) if heads == 1 else weights
+
+
+class _DepthRead(torch.autograd.Function):
+    """(read, weights (n, N, H) or None) of N tokens; backward recomputes all but dots and norm factors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        o: Options,
+        query: Tensor,
+        key_gain: Tensor | None,
+        output_gain: Tensor | None,
+        bias: Tensor | None,
+        *sources: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        with full_precision(sources[0]):
+            read = TokenRead(o, query, key_gain, output_gain, bias, sources)
+            out = read.empty(source_dtype(sources))
+            dots = torch.empty(len(sources), len(out), o.heads, dtype=read.dtype, device=out.device)
+            norms = dots.new_ones(len(sources), len(out), 1) if o.eps is not None else dots.new_ones(1, 1, 1)
+            weights = torch.empty_like(dots) if o.return_weights else None
+            for t in read.chunks:
+                xs = read.take(t)
+                read.score(xs, t, dots, norms)
+                a = read.weights(dots[:, t], read.rows(norms, t), t)
+                out[t] = read.normed(read.mix(xs, a))
+                if weights is not None:
+                    weights[:, t] = a
+        ctx.o = o
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key_gain, output_gain, bias, dots, norms, *sources)
+        return out.view(sources[0].shape), weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dweights: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key_gain, output_gain, bias, dots, norms, *sources = ctx.saved_tensors
+        with full_precision(sources[0]):
+            read = TokenRead(ctx.o, query, key_gain, output_gain, bias, sources)
+            wanted = ctx.needs_input_grad[5:]
+            dsources = [read.empty(x.dtype) if want else None for x, want in zip(sources, wanted)]
+            dkeyed = torch.zeros_like(read.keyed)
+            dbias = None if bias is None else torch.zeros_like(dots[..., 0])
+            dgain = None if read.output_gain is None else torch.zeros_like(read.output_gain)
+            for t in read.chunks:
+                xs, factors = read.take(t), read.rows(norms, t)
+                a = read.weights(dots[:, t], factors, t)
+                dmix = read.output_gradient(xs, a, dout, t, dgain)
+                da = torch.stack([read.dot(x, dmix) for x in xs])
+                if dweights is not None:
+                    da += dweights[:, t]
+                ds = read.logit_gradient(a, da, t)
+                if dbias is not None:
+                    dbias[:, t] = ds.sum(-1)
+                read.source_gradients(xs, t, a, ds, dots[:, t], factors, dmix, dkeyed, dsources)
+        dquery, dkey_gain = read.split_keyed(dkeyed, query, key_gain)
+        if dbias is not None and bias.shape[1] == 1:
+            dbias = dbias.sum(1, keepdim=True)
+        shaped = (None if d is None else d.view(x.shape) for d, x in zip(dsources, sources))
+        return None, dquery, dkey_gain, _like(dgain, output_gain), _like(dbias, bias), *shaped
+
+
+def _bias_rows(bias: Bias, source: Tensor) -> Tensor:
+    """(n, 1) from a bias per source, (n, N) from biases per source and token."""
+    dtype, device, lead = compute_dtype(source), source.device, source.shape[:-1]
+    if isinstance(bias, Tensor) and bias.ndim == 1:
+        return bias.unsqueeze(1)
+    rows = [torch.as_tensor(b, dtype=dtype, device=device).expand(lead).reshape(-1) for b in bias]
+    return torch.stack(rows)
+
+
+def _like(d: Tensor | None, x: Tensor | None) -> Tensor | None:
+    return None if d is None or x is None else d.to(x.dtype)

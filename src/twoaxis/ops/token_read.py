@@ -1,0 +1,186 @@
+"""The arithmetic of a depth read on one chunk of tokens, forward and backward (see `depth_read`).
+
+Per token, with k_i = r_i v_i, r_i = 1 / sqrt(mean(v_i^2) + eps), w = key_gain * query and logits
+s_i = scale r_i <w, v_i> + b_i, the gradient of a source is
+
+    dv_i = a_i g + c_i w - v_i (r_i^2 / d) c_i <w, v_i>,    c_i = scale r_i ds_i,
+
+with g the gradient of the read and ds_i = a_i (<g, v_i> - sum_j a_j <g, v_j>) for softmax.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .checks import Normalize
+from .precision import compute_dtype, token_chunks
+
+
+class Options(NamedTuple):
+    """The options of `depth_read` that are not tensors."""
+
+    eps: float | None
+    scale: float
+    normalize: Normalize
+    heads: int
+    output_eps: float | None
+    return_weights: bool
+
+
+class TokenRead:
+    """N tokens in the compute dtype: n sources (N, d), H heads of width d / H; c tokens in a chunk t."""
+
+    def __init__(
+        self,
+        o: Options,
+        query: Tensor,
+        key_gain: Tensor | None,
+        output_gain: Tensor | None,
+        bias: Tensor | None,
+        sources: Sequence[Tensor],
+    ) -> None:
+        self.o, self.bias, self.dtype = o, bias, compute_dtype(*sources)
+        self.d = sources[0].shape[-1]
+        self.sources = [x.reshape(-1, self.d) for x in sources]
+        self.static = query.ndim == 1
+        query = query.to(self.dtype).reshape(-1, self.d)
+        self.keyed = query if key_gain is None else query * key_gain.to(self.dtype)  # w: (1 or N, d)
+        self.output_gain = None if output_gain is None else output_gain.to(self.dtype)
+        copies = sum(x.dtype != self.dtype for x in sources)
+        self.chunks = list(token_chunks(len(self.sources[0]), self.d * (1 + copies), sources[0]))
+
+    def empty(self, dtype: torch.dtype) -> Tensor:
+        """An (N, d) tensor to be filled."""
+        x = self.sources[0]
+        return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+    def take(self, t: slice) -> list[Tensor]:
+        return [x[t].to(self.dtype) for x in self.sources]
+
+    def rows(self, x: Tensor, t: slice) -> Tensor:
+        """The tokens of a chunk from (n, N, ...) or, if they are all the same, (n, 1, ...)."""
+        return x if x.shape[1] == 1 else x[:, t]
+
+    def query(self, t: slice) -> Tensor:
+        return self.keyed if self.static else self.keyed[t]
+
+    def split(self, x: Tensor) -> Tensor:
+        """(c, d) -> (c, H, d / H)."""
+        return x.unflatten(-1, (self.o.heads, -1))
+
+    def dot(self, x: Tensor, w: Tensor) -> Tensor:
+        """<x, w> per head: (c, d) and (1 or c, d) -> (c, H)."""
+        return x @ w.mT if self.o.heads == len(w) == 1 else self.split(x * w).sum(-1)
+
+    def score(self, xs: list[Tensor], t: slice, dots: Tensor, norms: Tensor) -> None:
+        """Fill in <w, v_i>, (n, N, H), and r_i, (n, N, 1)."""
+        w = self.query(t)
+        for x, dot, norm in zip(xs, dots[:, t], norms[:, t] if self.o.eps is not None else [None] * len(xs)):
+            dot.copy_(self.dot(x, w))
+            if norm is not None and self.o.eps is not None:
+                square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+                torch.rsqrt(square.div_(self.d).add_(self.o.eps), out=norm)
+
+    def weights(self, dots: Tensor, factors: Tensor, t: slice) -> Tensor:
+        """Normalised over the sources, dimension 0: (n, c, H)."""
+        logits = dots * factors * self.o.scale
+        hidden: Tensor | None = None
+        if self.bias is not None:
+            bias = self.rows(self.bias, t).to(self.dtype)[..., None]
+            logits, hidden = logits + bias, bias == -torch.inf
+        if self.o.normalize == "softmax":
+            a = logits.softmax(0)
+            return a if hidden is None else a.masked_fill(hidden.all(0), 0.0)  # nothing to read: NaN -> 0
+        if self.o.normalize == "sigmoid":
+            return logits.sigmoid()
+        return logits if hidden is None else logits.masked_fill(hidden, 0.0)
+
+    def mix(self, xs: list[Tensor], a: Tensor) -> Tensor:
+        """sum_i a_i v_i: (c, d)."""
+        total = torch.empty_like(xs[0], memory_format=torch.contiguous_format)
+        torch.mul(self.split(xs[0]), a[0, ..., None], out=self.split(total))
+        for x, weight in zip(xs[1:], a[1:, ..., None]):
+            self.split(total).addcmul_(self.split(x), weight)
+        return total
+
+    def normed(self, h: Tensor) -> Tensor:
+        """The output norm, if there is one."""
+        if self.o.output_eps is None:
+            return h
+        y = h * (h.square().mean(-1, keepdim=True) + self.o.output_eps).rsqrt()
+        return y if self.output_gain is None else y * self.output_gain
+
+    def output_gradient(
+        self, xs: list[Tensor], a: Tensor, dout: Tensor | None, t: slice, dgain: Tensor | None
+    ) -> Tensor:
+        """The gradient of the read before its output norm, (c, d); adds to that of the norm's gain."""
+        if dout is None:
+            return torch.zeros_like(xs[0])
+        dy = dout.reshape(-1, self.d)[t].to(self.dtype)
+        if self.o.output_eps is None:
+            return dy
+        h = self.mix(xs, a)
+        r = (h.square().mean(-1, keepdim=True) + self.o.output_eps).rsqrt()
+        if dgain is not None:
+            dgain += (dy * h * r).sum(0)
+        dy = dy if self.output_gain is None else dy * self.output_gain
+        return r * dy - h * (r**3 / self.d * (dy * h).sum(-1, keepdim=True))
+
+    def logit_gradient(self, a: Tensor, da: Tensor, t: slice) -> Tensor:
+        """From the gradient of the weights to that of the logits: (n, c, H)."""
+        if self.o.normalize == "softmax":
+            return a * (da - (a * da).sum(0))
+        if self.o.normalize == "sigmoid":
+            return a * (1 - a) * da
+        if self.bias is None:
+            return da
+        return da.masked_fill(self.rows(self.bias, t)[..., None] == -torch.inf, 0.0)
+
+    def source_gradients(
+        self,
+        xs: list[Tensor],
+        t: slice,
+        a: Tensor,
+        ds: Tensor,
+        dots: Tensor,
+        factors: Tensor,
+        dmix: Tensor,
+        dkeyed: Tensor,
+        dsources: Sequence[Tensor | None],
+    ) -> None:
+        """Fill in this chunk of the sources' gradients and add to that of w."""
+        c = ds * factors * self.o.scale
+        inward = None if self.o.eps is None else (c * dots).sum(-1, keepdim=True) * factors**2 / self.d
+        w, g = self.split(self.query(t)), self.split(dmix)
+        for i, (x, whole) in enumerate(zip(xs, dsources)):
+            self._add_keyed(x, c[i], dkeyed if self.static else dkeyed[t])
+            if whole is None:
+                continue
+            d = whole[t]
+            dx = d if d.dtype == self.dtype else torch.empty_like(x)
+            torch.mul(g, a[i, ..., None], out=self.split(dx))
+            self.split(dx).addcmul_(w, c[i, ..., None])
+            if inward is not None:
+                dx.addcmul_(x, inward[i], value=-1)
+            if dx is not d:
+                d.copy_(dx)
+
+    def _add_keyed(self, x: Tensor, c: Tensor, dkeyed: Tensor) -> None:
+        if not self.static:
+            self.split(dkeyed).addcmul_(self.split(x), c[..., None])
+        elif self.o.heads == 1:
+            dkeyed += c.mT @ x
+        else:
+            dkeyed += (self.split(x) * c[..., None]).sum(0).flatten()
+
+    def split_keyed(
+        self, dkeyed: Tensor, query: Tensor, key_gain: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of query and key gain from that of their product w."""
+        if key_gain is None:
+            return dkeyed.view(query.shape).to(query.dtype), None
+        dgain = (dkeyed * query.reshape(-1, self.d)).sum(0)
+        dquery = (dkeyed * key_gain.to(self.dtype)).view(query.shape)
+        return dquery.to(query.dtype), dgain.to(key_gain.dtype)
