@@ -94,7 +94,7 @@ class Slot:
         if length and oldest < self._high - self.rows:
             back = self.length - length
             raise InputError(
-                f"cannot take back {back} of {self.length} tokens: row {oldest} is needed, the oldest held is "
+                f"cannot take back {back} of {self.length} tokens: row {oldest} is needed, oldest held is "
                 f"{self._high - self.rows}; make the cache with max_rollback of at least {back}"
             )
 
