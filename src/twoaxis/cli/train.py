@@ -172,7 +172,7 @@ class _Progress:
         self.bar.stop()
 
     def show(self, row: dict[str, Any]) -> None:
-        tokens, seconds = self.before or (row["tokens"] - self.cfg.tokens_per_step, 0.0)
+        tokens, seconds = self.before or (0, 0.0)  # the mean so far, when resuming
         rate = (row["tokens"] - tokens) / max(row["seconds"] - seconds, 1e-9)
         self.before = (row["tokens"], row["seconds"])
         said = f"step {row['step']}/{self.cfg.steps}  loss {row['loss']:.3f}  {rate:,.0f} tokens/s"

@@ -1,0 +1,78 @@
+"""`twoaxis eval RUN`: score a trained run on a text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from twoaxis.data import TokenFile, check_vocab, load_corpus, tokenize
+from twoaxis.errors import InputError
+from twoaxis.train import TrainConfig, evaluate, load_run
+from twoaxis.train.run import run_checkpoint
+from twoaxis.train.session import choose_device
+
+
+def _arg(text: str, kind: str) -> object:
+    return tyro.conf.arg(help=text, metavar=kind)
+
+
+@dataclass
+class Args:
+    """Score a trained run on a text."""
+
+    run: Annotated[tyro.conf.Positional[str], _arg("the run folder", "RUN")]
+    data: Annotated[
+        str | None,
+        _arg(
+            "shakespeare, pydocs (or NAME/train), or a path, of which everything is scored; the run's own "
+            "validation text when not given",
+            "DATA",
+        ),
+    ] = None
+    seq_len: Annotated[int | None, _arg("tokens per row; the run's when not given", "INT")] = None
+    batch_size: Annotated[int | None, _arg("rows at a time; the run's when not given", "INT")] = None
+    max_tokens: Annotated[int | None, _arg("score that many first targets only", "INT")] = None
+    device: Annotated[str, _arg("auto, cpu, cuda, cuda:N or mps", "STR")] = "auto"
+    json: bool = False
+    """print the score as JSON"""
+
+
+def run(args: Args) -> int:
+    """Print the loss of the run's newest checkpoint in bits per byte."""
+    model, tokenizer, cfg = load_run(args.run)
+    texts = _texts(args.data, cfg)
+    tokens: TokenFile = tokenize(texts, tokenizer)
+    check_vocab(tokens, cfg.model.vocab_size)
+    seq_len = cfg.seq_len if args.seq_len is None else args.seq_len
+    batch_size = cfg.batch_size if args.batch_size is None else args.batch_size
+    model.to(choose_device(args.device))
+    score = evaluate(model, tokens, seq_len, batch_size, args.max_tokens, cfg.precision, cfg.packing)
+    said = {
+        "run": args.run,
+        "checkpoint": run_checkpoint(Path(args.run)).name,
+        "data": args.data or cfg.data,
+        "seq_len": seq_len,
+        **asdict(score),
+        "loss": score.loss,
+    }
+    if args.json:
+        print(json.dumps(said))
+    else:
+        print(
+            f"{said['run']} ({said['checkpoint']}) on {said['data']}: {score.bits_per_byte:.4f} bits per byte, "
+            f"{score.loss:.4f} nats per token over {score.tokens} tokens ({score.bytes:.0f} bytes)"
+        )
+    return 0
+
+
+def _texts(data: str | None, cfg: TrainConfig) -> tuple[str, ...]:
+    """The documents to score."""
+    corpus = load_corpus(cfg.data, cfg.valid_fraction) if data is None else load_corpus(data, 1.0)
+    texts = corpus.valid or (corpus.train if data is not None else ())
+    if not texts:
+        raise InputError(f"the run's data {cfg.data!r} has no validation text; give --data")
+    return texts
