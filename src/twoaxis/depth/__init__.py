@@ -12,6 +12,7 @@ from twoaxis.depth.connection import (
     qkv_index,
 )
 from twoaxis.depth.dca import DCA
+from twoaxis.depth.ddl import DDL
 from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.history import History, named_tensors
@@ -19,6 +20,7 @@ from twoaxis.depth.hyper_connections import HyperConnections
 
 __all__ = [
     "DCA",
+    "DDL",
     "Additive",
     "AttnRes",
     "Connection",
