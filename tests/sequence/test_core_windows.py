@@ -67,7 +67,9 @@ def test_short_swa_is_its_equation(window, sink, position):
         scores = [float(q[0, t, h] @ k[0, s, h // 2]) / 6**0.5 for s in seen]
         if position == "bias":
             scores = [a + float(core.position_bias[h, t - s]) for a, s in zip(scores, seen, strict=True)]
-        weights = torch.tensor([*scores, float(core.sink_logits[h])] if sink else scores).double()
+        if sink:
+            scores.append(float(core.sink_logits[h]))
+        weights = torch.tensor(scores, dtype=torch.float64)
         for a, s in zip(weights.softmax(0), seen, strict=False):
             heads[0, t, h] += a * v[0, s, h // 2]
     torch.testing.assert_close(at_once(core, x), core.out(heads.flatten(2)), rtol=0, atol=1e-11)
