@@ -81,13 +81,13 @@ class _GatedMix(torch.autograd.Function):
                     total.addcmul_(g, b[o, i]).addcmul_(g, gates[..., o, None])
                     product = g * x
                     ds[..., o] = product.sum(-1)
-                    db[o, i] = product.sum() if b.ndim == 2 else product.flatten(0, -2).sum(0)
+                    db[o, i] = product.sum() if b.ndim == 2 else product.reshape(-1, x.shape[-1]).sum(0)
                 ds *= score >= 0
                 if r is not None:  # score = r <w, x>, r = 1 / sqrt(mean(x^2) + eps)
                     total -= x * (r.square() * (ds * score).sum(-1, keepdim=True) / x.shape[-1])
                     ds = ds * r
                 dx.append((total + ds @ w).to(source.dtype))
-                dw += ds.flatten(0, -2).T @ x.flatten(0, -2)
+                dw += ds.reshape(-1, len(w)).T @ x.reshape(-1, x.shape[-1])
         return None, db.to(weights.dtype), dw.to(gate.dtype), *dx
 
 
