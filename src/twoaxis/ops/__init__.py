@@ -5,10 +5,12 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 
 from . import reference
 from .causal_conv import depthwise_causal_conv
+from .delta_rewrite import delta_rewrite
 from .depth_read import depth_read
 from .gated_mix import gated_mix
 from .local_attention import local_attention
-from .reference import delta_rewrite, mix, rms
+from .mix import mix
+from .norm import rms
 from .window import check_window, visible, visible_pairs
 
 __all__ = [

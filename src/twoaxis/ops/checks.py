@@ -121,7 +121,7 @@ def check_mix(sources: Sequence[Tensor], weights: Weights) -> list[Tensor]:
 
 def _token_weight(w: Tensor, shape: torch.Size) -> Tensor:
     if w.ndim == 0 or w.shape == (*shape[:-1], 1):
-        return w
+        return w if len(shape) > 1 else w.reshape(())
     if w.shape == shape[:-1]:
         return w.unsqueeze(-1)
     raise InputError(

@@ -67,21 +67,26 @@ class TokenRead:
         return self.keyed if self.static else self.keyed[t]
 
     def split(self, x: Tensor) -> Tensor:
-        """(c, d) -> (c, H, d / H)."""
-        return x.unflatten(-1, (self.o.heads, -1))
+        """(c, d) -> (c, H, d / H); one head stays (c, d)."""
+        return x if self.o.heads == 1 else x.unflatten(-1, (self.o.heads, -1))
+
+    def per_source(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(n, c, H) -> n tensors that scale a split source."""
+        return (x if self.o.heads == 1 else x[..., None]).unbind(0)
 
     def dot(self, x: Tensor, w: Tensor) -> Tensor:
         """<x, w> per head: (c, d) and (1 or c, d) -> (c, H)."""
-        return x @ w.mT if self.o.heads == len(w) == 1 else self.split(x * w).sum(-1)
+        if self.o.heads > 1:
+            return self.split(x * w).sum(-1)
+        return x @ w.mT if len(w) == 1 else (x * w).sum(-1, keepdim=True)
 
     def score(self, xs: list[Tensor], t: slice, dots: Tensor, norms: Tensor) -> None:
         """Fill in <w, v_i>, (n, N, H), and r_i, (n, N, 1)."""
         w = self.query(t)
-        for x, dot, norm in zip(xs, dots[:, t], norms[:, t] if self.o.eps is not None else [None] * len(xs)):
-            dot.copy_(self.dot(x, w))
-            if norm is not None and self.o.eps is not None:
-                square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-                torch.rsqrt(square.div_(self.d).add_(self.o.eps), out=norm)
+        torch.stack([self.dot(x, w) for x in xs], out=dots[:, t])
+        if self.o.eps is not None:
+            lengths = torch.stack([torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in xs])
+            norms[:, t] = lengths.square_().div_(self.d).add_(self.o.eps).rsqrt_()
 
     def weights(self, dots: Tensor, factors: Tensor, t: slice) -> Tensor:
         """Normalised over the sources, dimension 0: (n, c, H)."""
@@ -100,9 +105,11 @@ class TokenRead:
     def mix(self, xs: list[Tensor], a: Tensor) -> Tensor:
         """sum_i a_i v_i: (c, d)."""
         total = torch.empty_like(xs[0], memory_format=torch.contiguous_format)
-        torch.mul(self.split(xs[0]), a[0, ..., None], out=self.split(total))
-        for x, weight in zip(xs[1:], a[1:, ..., None]):
-            self.split(total).addcmul_(self.split(x), weight)
+        first, *rest = self.per_source(a)
+        split = self.split(total)
+        torch.mul(self.split(xs[0]), first, out=split)
+        for x, weight in zip(xs[1:], rest):
+            split.addcmul_(self.split(x), weight)
         return total
 
     def normed(self, h: Tensor) -> Tensor:
@@ -152,28 +159,30 @@ class TokenRead:
     ) -> None:
         """Fill in this chunk of the sources' gradients and add to that of w."""
         c = ds * factors * self.o.scale
-        inward = None if self.o.eps is None else (c * dots).sum(-1, keepdim=True) * factors**2 / self.d
+        inward = (c * dots).sum(-1, keepdim=True) * (factors**2 / -self.d)
         w, g = self.split(self.query(t)), self.split(dmix)
-        for i, (x, whole) in enumerate(zip(xs, dsources)):
-            self._add_keyed(x, c[i], dkeyed if self.static else dkeyed[t])
+        dw = dkeyed if self.static else dkeyed[t]
+        for x, ai, ci, back, whole in zip(xs, self.per_source(a), self.per_source(c), inward, dsources):
+            self._add_keyed(x, ci, dw)
             if whole is None:
                 continue
             d = whole[t]
             dx = d if d.dtype == self.dtype else torch.empty_like(x)
-            torch.mul(g, a[i, ..., None], out=self.split(dx))
-            self.split(dx).addcmul_(w, c[i, ..., None])
-            if inward is not None:
-                dx.addcmul_(x, inward[i], value=-1)
+            split = self.split(dx)
+            torch.mul(g, ai, out=split)
+            split.addcmul_(w, ci)
+            if self.o.eps is not None:
+                dx.addcmul_(x, back)
             if dx is not d:
                 d.copy_(dx)
 
     def _add_keyed(self, x: Tensor, c: Tensor, dkeyed: Tensor) -> None:
         if not self.static:
-            self.split(dkeyed).addcmul_(self.split(x), c[..., None])
+            self.split(dkeyed).addcmul_(self.split(x), c)
         elif self.o.heads == 1:
-            dkeyed += c.mT @ x
+            dkeyed.addmm_(c.mT, x)
         else:
-            dkeyed += (self.split(x) * c[..., None]).sum(0).flatten()
+            dkeyed += (self.split(x) * c).sum(0).flatten()
 
     def split_keyed(
         self, dkeyed: Tensor, query: Tensor, key_gain: Tensor | None

@@ -1,0 +1,85 @@
+"""Deep Delta Learning's write: a gated rank-one step of a state towards a target (arXiv 2601.00417)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .checks import check_rewrite
+from .precision import compute_dtype, full_precision
+
+
+def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """X' = X + gate k (v^T - k^T X) with k = h / sqrt(|h|^2 + eps^2).
+
+    Runs in at least float32 and returns the state's shape and dtype. Keeps only its inputs for backward.
+
+    Args:
+        state: X, (..., d), or (..., d, m) with m value channels.
+        direction: h, (..., d), the raw sublayer output.
+        value: v, the target: (...) or (..., 1); (..., m) with channels.
+        gate: (...) or (..., 1), meant to lie in (0, 2), which is not checked.
+        eps: in the length of h.
+
+    Raises:
+        InputError: for shapes that do not fit.
+    """
+    expanded = check_rewrite(state, direction, value, gate)
+    lead, m = direction.shape[:-1], state.shape[-1] if expanded else 1
+    out: Tensor = _Rewrite.apply(eps, state, direction, value.reshape(*lead, m), gate.reshape(*lead, 1))
+    return out
+
+
+class _Rewrite(torch.autograd.Function):
+    """X' = X + h c^T with c = gate e / rho, e = v - r, r = X^T h / rho, rho = sqrt(|h|^2 + eps^2)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, eps: float, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor
+    ) -> Tensor:
+        ctx.eps = eps
+        ctx.save_for_backward(state, direction, value, gate)
+        dtype = compute_dtype(state, direction)
+        with full_precision(state):
+            X, h, v, beta = (x.to(dtype) for x in (state, direction, value, gate))
+            rho = _length(h, eps)
+            c = (v - _read(X, h) / rho) * (beta / rho)
+            return torch.addcmul(X, *_outer(X, h, c)).to(state.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        dtype = compute_dtype(*tensors[:2])
+        with full_precision(grad):
+            X, h, v, beta = (x.to(dtype) for x in tensors)
+            G = grad.to(dtype)
+            rho = _length(h, ctx.eps)
+            r, p = _read(X, h) / rho, _read(G, h) / rho
+            e, step = v - r, beta / rho
+            dX = torch.addcmul(G, *_outer(X, h, p * -step))
+            along = (p * (e - r)).sum(-1, keepdim=True) / rho  # the part of dk along h, which k's length eats
+            dh = (_pull(G, e) - _pull(X, p)).addcmul_(h, along, value=-1).mul_(step)
+            found = (dX, dh, p * beta, (p * e).sum(-1, keepdim=True))
+            return None, *(d.to(x.dtype) for d, x in zip(found, tensors))
+
+
+def _length(h: Tensor, eps: float) -> Tensor:
+    """sqrt(|h|^2 + eps^2), (..., 1)."""
+    return torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_().add_(eps**2).sqrt_()
+
+
+def _read(X: Tensor, h: Tensor) -> Tensor:
+    """X^T h: (..., d, m) -> (..., m), or (..., d) -> (..., 1)."""
+    return (X * h).sum(-1, keepdim=True) if X.ndim == h.ndim else (h.unsqueeze(-2) @ X).squeeze(-2)
+
+
+def _pull(X: Tensor, e: Tensor) -> Tensor:
+    """X e: (..., d, m) and (..., m), or (..., d) and (..., 1), -> (..., d)."""
+    return X * e if X.ndim == e.ndim else (X @ e.unsqueeze(-1)).squeeze(-1)
+
+
+def _outer(X: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors h and c^T, broadcastable against X."""
+    return (h, c) if X.ndim == h.ndim else (h.unsqueeze(-1), c.unsqueeze(-2))

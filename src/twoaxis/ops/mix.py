@@ -1,0 +1,93 @@
+"""A weighted sum of states, with weights that are given rather than read off the states."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .checks import Weights, check_mix, source_dtype
+from .precision import compute_dtype, full_precision, token_chunks
+
+
+def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
+    """sum_j w_j x_j (DenseFormer 2402.02622, ELC-BERT 2311.02265, DeepCrossAttention 2502.06785).
+
+    Sums run in at least float32 and are cast once to the sources' dtype. Only sources and weights are kept for
+    backward.
+
+    Args:
+        sources: tuple of n tensors (..., d) of one shape.
+        weights: (n,), or (n, d) by feature, or one tensor per source: a scalar, (...) or (..., 1).
+
+    Raises:
+        InputError: for shapes that do not fit.
+    """
+    rows = check_mix(sources, weights)
+    out: Tensor = _Mix.apply(len(rows), *rows, *sources)
+    return out
+
+
+class _Mix(torch.autograd.Function):
+    """Weights are (), (d,) or (..., 1); sources (..., d)."""
+
+    @staticmethod
+    def forward(ctx: Any, n: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
+        weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
+        out = torch.empty(sources[0].shape, dtype=source_dtype(sources), device=sources[0].device)
+        with full_precision(out):
+            for t in _chunks(sources, dtype):
+                total = out[t] if out.dtype == dtype else torch.empty_like(out[t], dtype=dtype)
+                torch.mul(sources[0][t].to(dtype), _rows(weights[0], t), out=total)
+                for x, w in zip(sources[1:], weights[1:]):
+                    total.addcmul_(x[t].to(dtype), _rows(w, t))
+                if out.dtype != dtype:
+                    out[t] = total
+        return out.view(tensors[n].shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, n = ctx.saved_tensors, len(ctx.saved_tensors) // 2
+        dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
+        weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
+        dweights = [torch.zeros_like(w) for w in weights]
+        dsources = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in sources]
+        with full_precision(grad):
+            for t in _chunks(sources, dtype):
+                g = grad.reshape(-1, d)[t].to(dtype)
+                for j, (x, w) in enumerate(zip(sources, weights)):
+                    if ctx.needs_input_grad[1 + j]:
+                        _add_weight_gradient(dweights[j], g, x[t].to(dtype), t)
+                    if ctx.needs_input_grad[1 + n + j]:
+                        torch.mul(g, _rows(w, t), out=dsources[j][t])
+        shaped = (dx.view(x.shape).to(x.dtype) for dx, x in zip(dweights + dsources, tensors))
+        return None, *shaped
+
+
+def _add_weight_gradient(dw: Tensor, g: Tensor, x: Tensor, t: slice) -> None:
+    if dw.ndim == 0:
+        dw += torch.dot(g.flatten(), x.flatten())
+    elif dw.ndim == 1:
+        dw += (g * x).sum(0)
+    else:
+        dw[t] = (g * x).sum(-1, keepdim=True)
+
+
+def _flat(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Weights per token as (N, 1), the others as they are."""
+    return [w.to(dtype) if w.ndim < 2 else w.to(dtype).reshape(-1, 1) for w in weights]
+
+
+def _rows(w: Tensor, t: slice) -> Tensor:
+    return w if w.ndim < 2 else w[t]
+
+
+def _chunks(sources: Sequence[Tensor], dtype: torch.dtype) -> list[slice]:
+    x = sources[0]
+    if all(x.dtype == dtype for x in sources):
+        return [slice(None)]  # no copies to keep in cache
+    return list(token_chunks(len(x), x.shape[-1], x))
