@@ -69,7 +69,7 @@ class Chart:
         ys = [y for s in lines for part in (s.y, s.low, s.high) for y in part]
         top = max(ys) if self.y_max is None else min(self.y_max, max(ys))
         bottom = min(ys)
-        room = 0.06 * (top - bottom) or 0.05 * abs(top) or 1.0
+        room = max(0.06 * (top - bottom), 1e-3 * abs(top), 1e-6)
         right = max(xs)
         return (0.0, right if right > 0 else 1.0), (bottom - room, top + room)
 

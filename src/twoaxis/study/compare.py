@@ -22,7 +22,7 @@ import yaml
 
 from twoaxis.errors import InputError, RunError
 from twoaxis.model import write_atomically
-from twoaxis.study.budgets import flat
+from twoaxis.study.checks import check_inputs, refuse_other_runs
 from twoaxis.study.collect import collect, plain, read_json, run_folder
 from twoaxis.study.environment import environment
 from twoaxis.study.grid import Row, Study
@@ -58,9 +58,11 @@ def compare(
     Runs that are finished there are skipped, interrupted ones go on where they stopped, and a run that fails
     is recorded and does not stop the others. on_event: called as things happen. command: shown in the report.
 
-    Raises InputError if the folder holds runs of other settings, KeyboardInterrupt after SIGINT or SIGTERM.
+    Raises InputError if no run could start or the folder holds runs of other settings, and KeyboardInterrupt
+    after SIGINT or SIGTERM.
     """
     folder, tell = Path(study.out if out is None else out), on_event or (lambda event: None)
+    check_inputs(study.config(study.baseline, study.seeds[0]))
     refuse_other_runs(study, folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(plain(study), sort_keys=False, allow_unicode=True)
@@ -75,20 +77,6 @@ def compare(
     write_json(folder / "results.json", results)
     tell(Event("written", data={"report": str(write_report(folder, results))}))
     return results
-
-
-def refuse_other_runs(study: Study, folder: Path) -> None:
-    """InputError if a run of this study was made with other settings in the same folder."""
-    for row, seed in study.runs():
-        run = RunFolder(run_folder(folder, row, seed))
-        if run.config.is_file():
-            old, new = flat(run.read_config()), flat(study.config(row, seed))
-            for name in new:
-                if old[name] != new[name]:
-                    raise InputError(
-                        f"{run.path} was trained with {name}={old[name]!r}, now {name}={new[name]!r}; "
-                        "give another --out, or the old settings"
-                    )
 
 
 def _one(

@@ -46,6 +46,7 @@ def render(folder: Path, results: dict[str, Any]) -> str:
         training=[Markup(chart.svg()) for chart in training],
         swatches=[Markup(swatch(i)) for i in range(len(results["rows"]))],
         headline=headline(results),
+        data=Path(results["study"]["train"]["data"]).name,
         partial=results["study"]["train"]["eval_tokens"],
     )
 

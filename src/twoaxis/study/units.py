@@ -49,5 +49,6 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 def _significant(value: float, digits: int) -> str:
     if value == 0:
         return "0"
+    value = float(f"{value:.{digits - 1}e}")  # 9.999 has the places of 10.0
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:.{places}f}"
