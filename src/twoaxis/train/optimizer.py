@@ -18,7 +18,11 @@ from twoaxis.train.config import TrainConfig
 from twoaxis.types import ParamRule
 
 CORE = re.compile(r"blocks\.\d+\.cores\.")
-FACTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")  # what torch keeps for a parameter
+FACTS: dict[type, set[str]] = {  # what torch keeps for a parameter
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.Muon: {"momentum_buffer"},
+}
+WRONG = "which does not fit; resume with the model and optimizer that the run was started with"
 
 
 class Optimizer:
@@ -71,13 +75,13 @@ class Optimizer:
         for key, value in saved.items():
             name, _, fact = key.rpartition("/")
             parameter = self.named.get(name)
-            shape = () if fact == "step" else None if parameter is None else parameter.shape
-            if parameter is None or fact not in FACTS or value.shape != shape:
-                raise InputError(
-                    f"the saved optimiser state has {key!r} {tuple(value.shape)}, which does not fit; "
-                    "resume with the model and optimizer that the run was started with"
-                )
+            if parameter is None or value.shape != (() if fact == "step" else parameter.shape):
+                raise InputError(f"the saved optimiser state has {key!r} {tuple(value.shape)}, {WRONG}")
             own[parameter].state[parameter][fact] = value.to(parameter.device).clone()
+        for name, parameter in self.named.items():
+            facts = set(own[parameter].state.get(parameter, {}))
+            if facts and facts != FACTS[type(own[parameter])]:
+                raise InputError(f"the saved optimiser state of {name!r} has {sorted(facts)}, {WRONG}")
 
 
 def group_of(name: str, parameter: Tensor, rule: ParamRule, optimizer: str) -> tuple[str, bool, float]:
