@@ -1,0 +1,358 @@
+"""Every recorded vector, and proof that a wrong number in any of its tensors is found."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import twoaxis
+from twoaxis.verify.golden import Case, NotRun, check, family_of, golden, run_folder
+from twoaxis.verify.golden.folder import SIGNS, run_pair
+from twoaxis.verify.golden.registry import _RUNNERS, runners
+from twoaxis.verify.golden.rules import bound, error
+
+VECTORS = Path(__file__).parents[1] / "golden"
+FILES = sorted(path.with_suffix("") for path in VECTORS.glob("*/*.json"))
+BLOCK_MODE = {"lucidrains_block_n4", "lucidrains_block_rotary_n6"}  # not a window: see their reason
+RUN = [stem for stem in FILES if stem.name not in BLOCK_MODE]
+
+
+def label(stem: Path) -> str:
+    return f"{stem.parent.name}/{stem.name}"
+
+
+def test_the_vectors_are_all_there():
+    families = {stem.parent.name for stem in FILES}
+    assert families == set(runners()) & {path.name for path in VECTORS.iterdir() if path.is_dir()}
+    assert len(FILES) == 67
+
+
+@pytest.mark.parametrize("stem", FILES, ids=label)
+def test_vector(stem):
+    result = run_pair(stem, VECTORS)
+    if stem.name in BLOCK_MODE:
+        assert (result.status, result.output_error) == ("not run", None)
+        assert "block mode" in result.detail
+        return
+    assert (result.status, result.detail) == ("ok", "")
+    assert result.output_error <= result.output_bound
+    recorded = json.loads(stem.with_suffix(".json").read_text())["tensors"]
+    if any(name.startswith(("grad.", "d_", "dq")) for name in recorded):
+        assert result.gradient_error <= result.gradient_bound
+    else:
+        assert result.gradient_error is None
+
+
+def copied(stem: Path, folder: Path) -> Path:
+    """The pair in a folder of its own, under the family's name."""
+    target = folder / stem.parent.name
+    target.mkdir(parents=True, exist_ok=True)
+    for suffix in (".json", ".safetensors"):
+        shutil.copy(stem.with_suffix(suffix), target)
+    return target / stem.name
+
+
+def changed(tensor: torch.Tensor, whole: bool) -> torch.Tensor:
+    """One entry, or all, moved by a hundredth of the largest (at least of 1); integers by one."""
+    if not tensor.is_floating_point():
+        return ~tensor if tensor.dtype == torch.bool else (tensor + 1) % 2
+    noise = torch.randn(tensor.shape).sign().to(tensor.dtype) * 0.01 * tensor.abs().max().clamp(min=1)
+    one = torch.zeros_like(tensor).flatten()
+    one[-1] = 1
+    return tensor + noise * (1 if whole else one.view(tensor.shape))
+
+
+CHANGED = [
+    "attnres_read/fla_window3_plus_sink",
+    "attnres_block/stack_sum_readout",
+    "dca/grn_v3_M4_O1",
+    "dca/block_M3",
+    "ddl/block_cc",
+    "ddl/expanded_rewrite_mlp_beta",
+    "denseformer/dwa_L5_k2_p1",
+    "hc/layer_dynamic_tanh",
+    "sliding-window-attention/gptoss_sink_w5",
+    "sliding-window-attention/hf_core_hq4_hkv2_w2",
+    "sliding-window-attention/hf_module_rope_w5",
+    "sliding-window-attention/lucidrains_exact_n4",
+]
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_change_in_any_tensor_is_found(tmp_path, case):
+    """An entry of an output, gradient or cotangent, or an input or parameter: the case fails, every time."""
+    stem = copied(VECTORS / case, tmp_path)
+    path = stem.with_suffix(".safetensors")
+    tensors = load_file(path)
+    results = ("out", "grad", "cot", "d_", "dq", "dk", "dv", "dsink", "rec.", "weights")
+    passed = []
+    for name, tensor in tensors.items():
+        idle = f"grad.{name}" in tensors and not tensors[f"grad.{name}"].any()  # weights of a single source
+        save_file({**tensors, name: changed(tensor, whole=not name.startswith(results))}, path)
+        if not idle and run_pair(stem, tmp_path).status != "FAILED":
+            passed.append(name)
+    assert passed == []
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_nan_is_found(tmp_path, case):
+    stem = copied(VECTORS / case, tmp_path)
+    path = stem.with_suffix(".safetensors")
+    tensors = load_file(path)
+    name = next(n for n in tensors if n.startswith("out"))
+    tensors[name].flatten()[0] = torch.nan
+    save_file(tensors, path)
+    assert run_pair(stem, tmp_path).status == "FAILED"
+
+
+def options_of(meta: dict) -> dict:
+    """Where a JSON keeps its options."""
+    return next((meta[key] for key in ("config", "hyper", "params") if key in meta), meta)
+
+
+@pytest.mark.parametrize("stem", RUN, ids=label)
+def test_an_unknown_option_is_not_run(tmp_path, stem):
+    stem = copied(stem, tmp_path)
+    path = stem.with_suffix(".json")
+    meta = json.loads(path.read_text())
+    options_of(meta)["bilinear_warp"] = True
+    path.write_text(json.dumps(meta))
+    result = run_pair(stem, tmp_path)
+    assert result.status == "not run"
+    assert "bilinear_warp" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value"),
+    [
+        ("dca/gpt_first_last_k2_L5", "k", 1),
+        ("dca/block_M3", "heads", 4),
+        ("dca/block_M3", "rms_eps", 1e-6),
+        ("sliding-window-attention/hf_core_hq4_hkv2_w5", "w", 4),
+        ("sliding-window-attention/hf_module_rope_w5", "rope_theta", 500.0),
+        ("sliding-window-attention/hf_module_rope_w5", "scale", 1.0),
+        ("sliding-window-attention/lucidrains_exact_n4", "look_backward", 2),
+        ("sliding-window-attention/lucidrains_exact_n4", "rotary", True),
+        ("attnres_block/stack_final_read", "layers_per_block", 1),
+        ("attnres_full/stack_fla", "eps", 0.1),
+        ("ddl/block_cc", "k_eps", 0.5),
+        ("denseformer/dwa_L7_k3_p2", "dilation_k", 2),
+    ],
+)
+def test_another_value_of_an_option_never_passes(tmp_path, case, key, value):
+    stem = copied(VECTORS / case, tmp_path)
+    path = stem.with_suffix(".json")
+    meta = json.loads(path.read_text())
+    options = options_of(meta)
+    assert key in options
+    options[key] = value
+    path.write_text(json.dumps(meta))
+    assert run_pair(stem, tmp_path).status != "ok"
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+def test_half_a_pair_is_not_run(tmp_path, kind):
+    stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)
+    stem.with_suffix(f".{kind}").unlink()
+    (result,) = run_folder(tmp_path)
+    assert (result.status, result.detail) == ("not run", f"grn_v3_M4_O1.{kind} is missing")
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_a_damaged_file_is_not_run(tmp_path, size):
+    stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)
+    path = stem.with_suffix(".safetensors")
+    path.write_bytes(path.read_bytes()[:size])
+    (result,) = run_folder(tmp_path)
+    assert result.status == "not run"
+    assert "damaged" in result.detail
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"tensors": []}', "{'a': 1}"])
+def test_a_damaged_json_is_not_run(tmp_path, text):
+    stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)
+    stem.with_suffix(".json").write_text(text)
+    assert run_pair(stem, tmp_path).status == "not run"
+
+
+def test_tensors_must_be_those_that_the_json_lists(tmp_path):
+    stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)
+    path = stem.with_suffix(".safetensors")
+    tensors = load_file(path)
+    said = {}
+    for what, given in {
+        "absent": {n: t for n, t in tensors.items() if n != "grad.in.G"},
+        "unlisted": {**tensors, "grad.extra": tensors["in.G"].clone()},
+        "shape": {**tensors, "in.G": tensors["in.G"][:2].clone()},
+        "dtype": {**tensors, "in.G": tensors["in.G"].float()},
+    }.items():
+        save_file(given, path)
+        result = run_pair(stem, tmp_path)
+        assert result.status == "not run"
+        said[what] = result.detail
+    assert "listed but absent" in said["absent"]
+    assert "present but not listed" in said["unlisted"]
+    assert "has shape" in said["shape"]
+    assert "has dtype float32" in said["dtype"]
+
+
+def test_a_flat_folder_is_sorted_by_what_the_json_says(tmp_path):
+    """Cases of all methods in one folder: the same verdicts."""
+    for stem in FILES:
+        for suffix in (".json", ".safetensors"):
+            shutil.copy(stem.with_suffix(suffix), tmp_path / f"{stem.parent.name}-{stem.name}{suffix}")
+    results = run_folder(tmp_path)
+    assert len(results) == len(FILES)
+    for result in results:
+        stem = result.name.split("/")[1]
+        assert stem.startswith(f"{result.family}-")
+        ddl_model = "model" in stem  # rules for whole models go by the file's own name
+        assert ddl_model or (result.status == "ok") == (not any(stem.endswith(b) for b in BLOCK_MODE))
+
+
+@pytest.mark.parametrize("family", sorted(set(SIGNS) - set(runners())))
+def test_methods_to_come_are_not_run(tmp_path, family):
+    stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)
+    stem.parent.rename(tmp_path / family)
+    (result,) = run_folder(tmp_path)
+    assert (result.status, result.detail) == ("not run", f"method {family} is not in this version")
+
+
+def test_an_unknown_family_is_not_run(tmp_path):
+    with pytest.raises(NotRun, match="no known method"):
+        family_of(tmp_path / "case", tmp_path, {"ran": "something new", "source": {"repo": "else/where"}})
+
+
+def test_folders_without_vectors_are_refused(tmp_path):
+    with pytest.raises(twoaxis.InputError, match="holds no"):
+        run_folder(tmp_path)
+    with pytest.raises(twoaxis.InputError, match="not a folder"):
+        run_folder(tmp_path / "none")
+
+
+# ---- the framework itself, on a case made by hand: out = 3 x + p, cotangent 2 ----
+
+
+def by_hand(**tensors: torch.Tensor) -> Case:
+    ones = torch.ones(2, dtype=torch.float64)
+    whole = {"in.x": ones, "param.p": ones, "out.y": 4 * ones, "cot.y": 2 * ones}
+    whole |= {"grad.in.x": 6 * ones, "grad.param.p": 2 * ones, **tensors}
+    return Case("hand/made", {}, whole)
+
+
+def honest(case: Case) -> None:
+    case.output("out.y", 3 * case.leaf("in.x") + case.leaf("param.p"))
+
+
+def verdict(case: Case, *steps) -> tuple[str, str]:
+    for step in steps:
+        step(case)
+    result = check(case, "hand")
+    return result.status, result.detail
+
+
+def test_an_honest_replay_is_ok():
+    assert verdict(by_hand(), honest) == ("ok", "")
+
+
+@pytest.mark.parametrize(
+    ("replay", "why"),
+    [
+        (lambda c: None, "out.y was not used or computed"),
+        (lambda c: c.output("out.y", 3 * c.leaf("in.x") + 1), "param.p was not used"),
+        (
+            lambda c: c.output("out.y", 3 * c.leaf("in.x") + c.value("param.p")),
+            "gradient of param.p was not computed",
+        ),
+        (lambda c: c.output("out.y", 3 * c.leaf("in.x") + c.leaf("param.p").detach()), "grad.param.p is off"),
+        (lambda c: c.output("out.y", 3 * c.leaf("in.x").detach() + c.leaf("param.p")), "grad.in.x is off"),
+        (lambda c: c.output("out.y", (3 * c.leaf("in.x") + c.leaf("param.p"))[:1]), "out.y is off by inf"),
+        (
+            lambda c: c.output("out.y", 3 * c.leaf("in.x") + torch.nan * c.leaf("param.p")),
+            "out.y is off by nan",
+        ),
+    ],
+    ids=["nothing", "unused", "constant", "cut parameter", "cut input", "shape", "nan"],
+)
+def test_what_a_runner_leaves_out_is_a_failure(replay, why):
+    status, detail = verdict(by_hand(), replay)
+    assert status == "FAILED"
+    assert why in detail
+
+
+def test_a_second_route_to_an_output_is_compared_too():
+    assert verdict(by_hand(), honest, honest) == ("ok", "")
+    status, detail = verdict(
+        by_hand(), honest, lambda c: c.output("out.y", torch.zeros(2, dtype=torch.float64))
+    )
+    assert (status, detail) == ("FAILED", "out.y is off by 1.0e+00 (bound 1e-12)")
+
+
+def test_a_result_is_no_input():
+    for name in ("out.y", "cot.y", "grad.in.x"):
+        with pytest.raises(ValueError, match="not an input"):
+            by_hand().leaf(name)
+
+
+def test_a_parameter_that_should_have_no_gradient():
+    case = by_hand(**{"param.q": torch.ones(2, dtype=torch.float64)})
+    case.meta["parameters_without_gradient"] = ["q"]
+    unused = verdict(case, honest, lambda c: c.leaf("param.q"))
+    assert unused == ("ok", "")
+    case = by_hand(**{"param.q": torch.zeros(2, dtype=torch.float64)})
+    case.meta["parameters_without_gradient"] = ["q"]
+    used = verdict(
+        case, lambda c: c.output("out.y", 3 * c.leaf("in.x") + c.leaf("param.p") + c.leaf("param.q"))
+    )
+    assert used == ("FAILED", "param.q has a gradient and should have none")
+
+
+def test_bound_modules_pass_gradients_to_the_files_tensors():
+    case = by_hand()
+    layer = nn.Linear(2, 2, dtype=torch.float64)
+    case.bind(layer, {"weight": torch.diag(case.leaf("in.x")), "bias": case.leaf("param.p")})
+    x = torch.full((2,), 3.0, dtype=torch.float64)
+    assert verdict(case, lambda c: c.output("out.y", layer(x))) == ("ok", "")
+    with pytest.raises(ValueError, match="no free parameter 'bias'"):
+        case.bind(layer, {"bias": case.leaf("param.p")})
+    with pytest.raises(ValueError, match="has shape"):
+        case.bind(nn.Linear(2, 3), {"bias": case.leaf("param.p")})
+
+
+def test_a_runner_that_breaks_is_a_failure_with_its_error(tmp_path, monkeypatch):
+    def broken(case: Case) -> None:
+        raise KeyError("lost")
+
+    golden("dca")(broken)
+    try:
+        stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)
+        monkeypatch.setattr("twoaxis.verify.golden.folder.runners", lambda: _RUNNERS)
+        result = run_pair(stem, tmp_path)
+    finally:
+        from twoaxis.verify.golden.dca import replay
+
+        golden("dca")(replay)
+    assert (result.status, result.detail) == ("FAILED", "KeyError: 'lost'")
+
+
+def test_every_bound_is_stated_and_says_why():
+    for family in SIGNS:
+        assert bound(family, "case", torch.float64).output == 1e-12
+        for stem in ("case", "model_x"):
+            rule = bound(family, stem, torch.float32)
+            assert 1e-6 < rule.output <= rule.gradient <= 2e-4
+            assert rule.why
+    assert bound("dca", "case", torch.bfloat16) is None
+
+
+def test_error_of_a_tensor():
+    a = torch.tensor([1.0, -4.0])
+    assert error(a + 0.4, a) == pytest.approx(0.1)
+    assert error(a / 100 + 0.4, a / 100) == pytest.approx(0.4)
+    assert error(torch.tensor([1, 2]), torch.tensor([1, 2])) == 0
+    assert error(torch.tensor([True]), torch.tensor([False])) == float("inf")
+    assert error(torch.ones(0), torch.ones(0)) == 0
