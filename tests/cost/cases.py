@@ -1,40 +1,12 @@
-"""Depth specs (the defaults of every registered method, and variants) and block lists of odd sizes."""
+"""The registry's configurations, and for costs a window wider than the row and free block lists."""
 
 from __future__ import annotations
 
+import configurations
 import twoaxis
 
-VARIANTS = [
-    "denseformer(dilation=2, period=3)",
-    "attnres(block_sublayers=3)",
-    "attnres(readout='sum', key_gain=False)",
-    "hyper_connections(streams=1)",
-    "hyper_connections(streams=3, dynamic=False)",
-    "ddl(value_dim=4)",
-    "depth_window(window_blocks=2)",
-    "depth_window(shared=False)",
-]
-
-
-def name_of(spec: str) -> str:
-    return spec.split("(")[0]
-
-
-DEPTHS = [*twoaxis.methods("depth"), *(s for s in VARIANTS if name_of(s) in twoaxis.methods("depth"))]
-
-SEQUENCES = {
-    "standard": ["attention", "mlp"],
-    "gqa, qk-norm": ["attention(n_heads=4, n_kv_heads=2, qk_norm=True)", "mlp(act='gelu')"],
-    "local to global": ["short_swa(window=5)", "attention", "mlp(hidden=7)"],
-    "bias and sink": ["short_swa(window=3, position='bias', sink=True)", "mlp"],
-    "pattern": ["attention(window=4, pattern='SL')", "mlp"],
-    "parallel": ["parallel(attention, mlp)"],
-    "one list per block": [
-        ["attention"],
-        ["mlp", "short_swa(window=40)"],
-        ["parallel(short_swa, mlp)", "mlp"],
-    ],
-}
+DEPTHS = configurations.depths()
+SEQUENCES = {**configurations.SEQUENCES, "wide window": ["short_swa(window=40)", "mlp"]}
 
 
 def config(

@@ -95,7 +95,7 @@ def test_state_spec_of_other_blocks(depth, sequence):
 
 
 def test_parts_add_up_and_repeat_a_kind_once():
-    cfg = config("additive", "one list per block")
+    cfg = config("additive", "list per block")
     cost = twoaxis.cost(cfg, B, T)
     assert set(cost.by_part) == {
         "embedding",
@@ -104,7 +104,7 @@ def test_parts_add_up_and_repeat_a_kind_once():
         "attention",
         "short_swa",
         "mlp",
-        "parallel(short_swa, mlp)",
+        "parallel(attention, mlp)",
     }
     for name in ("parameters", "flops_forward", "flops_backward", "decode_state_bytes"):
         assert getattr(cost, name) == sum(getattr(part, name) for part in cost.by_part.values()) > 0
