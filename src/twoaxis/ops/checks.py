@@ -102,6 +102,11 @@ def check_read(
         )
     if bias is not None and len(bias) != len(sources):
         raise InputError(f"bias has {len(bias)} entries for {len(sources)} sources: give one per source")
+    for b in bias if bias is not None else ():
+        if isinstance(b, Tensor) and b.ndim and b.shape != shape[:-1]:
+            raise InputError(
+                f"a bias of shape {_shape(b)}: give a scalar or one per token, {tuple(shape[:-1])}"
+            )
 
 
 def check_mix(sources: Sequence[Tensor], weights: Weights) -> list[Tensor]:

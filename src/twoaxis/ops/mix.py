@@ -14,8 +14,7 @@ from .precision import compute_dtype, full_precision, token_chunks
 def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
     """sum_j w_j x_j (DenseFormer 2402.02622, ELC-BERT 2311.02265, DeepCrossAttention 2502.06785).
 
-    Sums run in at least float32 and are cast once to the sources' dtype. Only sources and weights are kept for
-    backward.
+    Sums run in at least float32 and are cast once to the sources' dtype. Backward keeps sources and weights.
 
     Args:
         sources: tuple of n tensors (..., d) of one shape.
@@ -51,7 +50,8 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, n = ctx.saved_tensors, len(ctx.saved_tensors) // 2
+        tensors = ctx.saved_tensors  # once: a checkpoint unpacks it once
+        n = len(tensors) // 2
         dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
         weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
         dweights = [torch.zeros_like(w) for w in weights]

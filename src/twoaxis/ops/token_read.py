@@ -83,7 +83,7 @@ class TokenRead:
     def score(self, xs: list[Tensor], t: slice, dots: Tensor, norms: Tensor) -> None:
         """Fill in <w, v_i>, (n, N, H), and r_i, (n, N, 1)."""
         w = self.query(t)
-        torch.stack([self.dot(x, w) for x in xs], out=dots[:, t])
+        dots[:, t] = torch.stack([self.dot(x, w) for x in xs])
         if self.o.eps is not None:
             lengths = torch.stack([torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in xs])
             norms[:, t] = lengths.square_().div_(self.d).add_(self.o.eps).rsqrt_()

@@ -146,7 +146,7 @@ def _add_gradients(slab: _Slab, x: Inputs, scale: float, do: Tensor, dx: Inputs)
     if dx.sink_logits is not None:
         dx.sink_logits.add_(slab.over_batch(dscores[..., S:]).sum((1, 3)))
         weights, dscores = weights[..., :S], dscores[..., :S]
-    torch.mul(dscores @ keys, scale, out=dx.q[slab.queries])
+    dx.q[slab.queries] = (dscores @ keys).mul_(scale)
     slab.add_columns((dscores.mT @ q).mul_(scale), dx.k, dx.k_sinks)
     slab.add_columns(weights.mT @ do, dx.v, dx.v_sinks)
     if dx.position_bias is not None:
