@@ -1,0 +1,112 @@
+"""`twoaxis verify`: tables, JSON and exit codes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from twoaxis.cli.main import main
+from twoaxis.verify import duality
+
+VECTORS = Path(__file__).parents[1] / "golden"
+
+
+def twoaxis(capsys, *argv):
+    """Exit code, standard output, standard error."""
+    code = main(["verify", *map(str, argv)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_table(capsys):
+    code, out, err = twoaxis(capsys)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "identity (float64 on cpu)" in lines[0]
+    assert lines[-1] == "all 16 pass"
+    assert all(line.startswith("pass ") for line in lines[1:-2])
+
+
+def test_json(capsys):
+    code, out, err = twoaxis(capsys, "--json", "--dtype", "float32", "--seed", "3")
+    said = json.loads(out)
+    assert (code, err, said["dtype"], said["failed"]) == (0, "", "float32", 0)
+    assert set(said["rows"][0]) == {"name", "error", "bound", "passed"}
+    assert all(row["passed"] and row["error"] <= row["bound"] for row in said["rows"])
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
+def test_a_row_that_fails_is_exit_code_1(capsys, monkeypatch, options):
+    def broken(s):
+        yield "one is two", 1.0
+        yield "nan", float("nan")
+
+    monkeypatch.setattr(duality, "identities", broken)
+    code, out, _ = twoaxis(capsys, *options)
+    assert code == 1
+    if options:
+        said = json.loads(out)
+        assert said["failed"] == 2
+        assert [(r["name"], r["passed"], r["error"]) for r in said["rows"][-2:]] == [
+            ("one is two", False, 1.0),
+            ("nan", False, "nan"),
+        ]
+    else:
+        assert out.splitlines()[-1] == "2 of 14 FAILED"
+        assert sum(line.startswith("FAILED") for line in out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--dtype", "half"], "allowed is float64"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--golden", "nowhere"], "nowhere is not a folder"),
+        (["--golden", str(VECTORS), "--dtype", "float32"], "leave out --device and --dtype"),
+        (["--goldn", "x"], "did you mean '--golden'?"),
+        (["extra"], "extra"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, argv, message):
+    code, out, err = twoaxis(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_golden(capsys):
+    code, out, err = twoaxis(capsys, "--golden", VECTORS / "sliding-window-attention")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "18 cases: 16 ok, 0 FAILED, 2 not run"
+    assert "not run" in out
+    assert "sliding-window-attention/lucidrains_block_n4: block mode" in out
+
+
+def test_golden_json_of_a_failure(capsys, tmp_path):
+    folder = tmp_path / "dca"
+    shutil.copytree(VECTORS / "dca", folder)
+    path = folder / "grn_v3_M4_O1.safetensors"
+    tensors = load_file(path)
+    tensors["out.g"][0, 0, 0] = torch.inf
+    save_file(tensors, path)
+    code, out, _ = twoaxis(capsys, "--golden", tmp_path, "--json")
+    said = json.loads(out)
+    assert (code, said["count"]) == (1, {"ok": 3, "FAILED": 1, "not run": 0})
+    (failed,) = [r for r in said["results"] if r["status"] == "FAILED"]
+    assert failed["name"] == "dca/grn_v3_M4_O1"
+    assert failed["detail"].startswith("out.g is off by")
+    code, out, _ = twoaxis(capsys, "--golden", tmp_path)
+    assert code == 1
+    assert out.splitlines()[-1] == "4 cases: 3 ok, 1 FAILED, 0 not run"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
+def test_nothing_run_is_exit_code_2(capsys, tmp_path, options):
+    shutil.copytree(VECTORS / "dca", tmp_path / "lime")
+    code, out, err = twoaxis(capsys, "--golden", tmp_path, *options)
+    assert code == 2
+    assert err == f"twoaxis: none of the 4 cases in {tmp_path} could be run\n"
+    assert "method lime is not in this version" in out
