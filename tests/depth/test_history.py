@@ -162,8 +162,10 @@ def test_empty_batches(spec, shape):
 
 
 # pitfalls, compilation: "fullgraph works for the whole model"
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does it
 @pytest.mark.parametrize(
-    "spec", ["denseformer", "attnres(block_sublayers=3)", "depth_window(window_blocks=2)"]
+    "spec",
+    ["attnres(block_sublayers=3)", *(pytest.param(s, marks=pytest.mark.full) for s in (SPECS[1], SPECS[5]))],
 )
 def test_the_whole_model_is_one_graph(spec):
     model = twoaxis.Decoder(twoaxis.ModelConfig(vocab_size=19, d_model=12, n_blocks=2, n_heads=3, depth=spec))
