@@ -90,8 +90,8 @@ class Slot:
     def check_rollback(self, length: int) -> None:
         """Refuse a rollback to `length` tokens when rows it needs are gone."""
         check_count("truncate_to", length, self.length)
-        oldest = 0 if self.keep is None or length == 0 else max(0, length - self.keep)
-        if length and oldest < self._high - self.rows:
+        oldest = 0 if self.keep is None else max(0, length - self.keep)
+        if oldest < min(length, self._high - self.rows):
             back = self.length - length
             raise InputError(
                 f"cannot take back {back} of {self.length} tokens: row {oldest} is needed, oldest held is "
