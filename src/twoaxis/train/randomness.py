@@ -40,14 +40,15 @@ def random_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def set_random_state(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Take up what `random_state` returned; GPU states of GPUs that are not there are left out."""
-    if set(facts) != {"python", "numpy"} or "torch" not in tensors:
-        raise InputError(f"not the state of generators: it has {sorted(facts)} and {sorted(tensors)}")
-    version, words, gauss = facts["python"]
-    random.setstate((version, tuple(words), gauss))
-    state = facts["numpy"]["state"]
-    key = np.array(state["key"], dtype=np.uint32)
-    np.random.set_state({**facts["numpy"], "state": {"key": key, "pos": state["pos"]}})
-    torch.set_rng_state(tensors["torch"])
+    try:
+        version, words, gauss = facts["python"]
+        random.setstate((version, tuple(words), gauss))
+        state = facts["numpy"]["state"]
+        key = np.array(state["key"], dtype=np.uint32)
+        np.random.set_state({**facts["numpy"], "state": {"key": key, "pos": state["pos"]}})
+        torch.set_rng_state(tensors["torch"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"not the saved state of generators: {error!r}") from None
     for index in range(torch.cuda.device_count()):
         if f"cuda.{index}" in tensors:
             torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)

@@ -14,6 +14,7 @@ from twoaxis.model import Decoder, load, write_atomically
 from twoaxis.train.checkpoint import newest_checkpoint, remove_unfinished, step_of
 from twoaxis.train.config import FREE, TrainConfig
 from twoaxis.train.keys import read_yaml
+from twoaxis.train.randomness import isolated
 from twoaxis.train.schedule import lr_factor
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,8 @@ def load_run(folder: str | Path) -> tuple[Decoder, Tokenizer, TrainConfig]:
     """
     run = RunFolder(Path(folder))
     cfg = run.read_config()
-    model = load(run_checkpoint(run.path))
+    with isolated(0):  # building a model draws numbers
+        model = load(run_checkpoint(run.path))
     return model.eval(), load_tokenizer(run.path), cfg
 
 
