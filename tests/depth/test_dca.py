@@ -155,6 +155,23 @@ def test_a_wide_k_is_full_memory():
     assert torch.equal(full(tokens), wide(tokens))
 
 
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_forms_without_gates_are_special_cases_of_v3(form):
+    """'v1 is v2 with b constant over d; v2 is v3 with w = 0'"""
+    tokens = torch.randint(7, (B, T))
+    gated, plain = model("dca"), model(f"dca(grn={form!r})")
+    for name, b in plain.named_parameters():
+        if name.endswith("grn.b"):
+            torch.nn.init.normal_(b)
+    weights = plain.state_dict()
+    spread = {
+        n: w[..., None].expand_as(gated.state_dict()[n]) if w.ndim == 2 and n.endswith("grn.b") else w
+        for n, w in weights.items()
+    }
+    gated.load_state_dict(spread, strict=False)
+    torch.testing.assert_close(gated(tokens), plain(tokens), rtol=1e-12, atol=1e-12)
+
+
 def test_gates_move_from_their_start():
     """At w = 0 the score is exactly 0; a relu with slope 0 there would leave every gate at 0 for ever."""
     ours = model("dca")
