@@ -116,7 +116,7 @@ class DDL(Connection):
             most = 2 * self.value_dim - 1
             if self.expanded and self.compressor == "channel" and self.taps > most:
                 raise InputError(
-                    f"ddl(kernel={self.kernel}): {self.value_dim} channels meet at most {most} taps; give fewer"
+                    f"ddl(kernel={self.kernel}): {self.value_dim} channels meet {most} taps at most"
                 )
 
         def _refuse_idle(self, applies: bool, because: str, *names: str) -> None:
@@ -139,9 +139,8 @@ class DDL(Connection):
             )
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """Flops per token. Each sublayer: rewrite 4 d m (2 without erase), gate 2 d or 2 r (d + 1),
-            target 2 d m. Each sublayer and the end: compressor 2 d m (channel) or
-            2 d m (k + 1) (token). EC: 2 d m k.
+            """Flops per token: in each sublayer rewrite 4 d m (2 without erase), gate 2 d or 2 r (d + 1),
+            target 2 d m; there and at the end compressor 2 d m (channel) or 2 d m (k + 1) (token); EC 2dmk.
             """
             layout, d, m = shape.layout, shape.layout.d_model, self.value_dim
             sublayers, token = layout.n_sublayers, self.compressor == "token"
@@ -152,16 +151,15 @@ class DDL(Connection):
             kernel = d * self.taps * (m if token else 1) + m
             reading = d * m * (self.taps + 1 if token else 1)
             per_token = sublayers * (d * m * (1 if self.write_only else 2) + gate + target) + opening
+            parameters = sublayers * learned + d + opening
             if self.expanded:
                 per_token += (sublayers + 1) * reading
+                parameters += (layout.n_blocks + 1) * kernel
             rows = d * self.embed_kernel if self.embeds else 0
             rows += (sublayers + 1) * d * m * self.taps if self.expanded and token else 0
             stored = "float64" if shape.dtype == "float64" else layout.state_dtype
             return Cost(
-                parameters=sublayers * learned
-                + d
-                + opening
-                + (self.expanded and (layout.n_blocks + 1) * kernel),
+                parameters=parameters,
                 flops_forward=2 * per_token * shape.tokens,
                 flops_backward=4 * per_token * shape.tokens,
                 decode_state_bytes=rows * shape.batch_size * DTYPES[stored].itemsize,
@@ -216,10 +214,21 @@ class DDL(Connection):
     def write(self, state: State, carry: tuple[Tensor, Tensor], y: Tensor, ctx: Context) -> State:
         v, beta = carry
         if self.cfg.write_only:
-            return state + delta_rewrite(torch.zeros_like(state), y, v, beta, self.cfg.key_eps)
+            return _write_only(state, y, v, beta, self.cfg.key_eps)
         return delta_rewrite(state, y, v, beta, self.cfg.key_eps)
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """The layer in x's precision."""
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
+def _write_only(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """X + gate k v^T: the rewrite without its erase term."""
+    with full_precision(state):
+        X, h = state.to(value.dtype), direction.to(value.dtype)
+        k = h / (h.square().sum(-1, keepdim=True) + eps**2).sqrt()
+        step = gate * value
+        if state.ndim > direction.ndim:
+            k, step = k.unsqueeze(-1), step.unsqueeze(-2)
+        return torch.addcmul(X, k, step).to(state.dtype)
