@@ -1,0 +1,66 @@
+"""What a method leaves behind after a step (nothing) and what it compiles to (one graph per block)."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+import twoaxis
+from configurations import Case, depths, tokens
+from twoaxis.depth import named_tensors
+
+METHODS = list(twoaxis.methods("depth"))
+QUICK = {"additive", "attnres", "ddl(value_dim=4, compressor='token')"}
+COMPILED = [pytest.param(d, marks=[] if d in QUICK else pytest.mark.full) for d in depths()]
+
+
+def live() -> tuple[int, int]:
+    """How many tensors exist, and how many of them hold a graph."""
+    gc.collect()
+    found = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
+    return len(found), sum(t.grad_fn is not None for t in found)
+
+
+@pytest.mark.parametrize("depth", METHODS)
+def test_a_step_leaves_no_graph(depth: str) -> None:
+    # 20 training steps with statistics of the depth state and a loss history: tensors alive are constant
+    model = Case(depth).model(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    history: list[float] = []
+    counts = []
+    for step in range(20):
+        logits, states = model(tokens(2, 5, seed=step), return_states=True)
+        loss = logits.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes = [t.detach().norm().item() for s in states.values() for t in named_tensors(s).values()]
+        history += [loss.item(), *sizes]
+        del logits, states, loss
+        if step in (1, 19):
+            counts.append(live())
+    assert counts[0] == counts[1]
+    assert all(torch.tensor(history).isfinite())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # two of the tracer's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("depth", COMPILED)
+def test_blocks_compile_whole(depth: str) -> None:
+    # blocks compiled one by one with their index: no graph break, results and gradients as without
+    plain, compiled = (Case(depth).model(n_blocks=2) for _ in range(2))
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    for block in compiled.blocks:
+        block.compile(backend=counter, fullgraph=True)
+    for model in (plain, compiled):
+        model.loss(tokens(), tokens(seed=2)).backward()
+    assert 1 <= counter.frame_count <= len(compiled.blocks)
+    torch.testing.assert_close(compiled(tokens()), plain(tokens()), rtol=0, atol=1e-12)
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
+    torch._dynamo.reset()

@@ -1,0 +1,153 @@
+"""Every option of every method and of the model does something: no option is read and forgotten.
+
+For each boolean or numeric option of each method: build twice with two values, same seed -> outputs differ
+(or the option is refused for that method). The options are those of the Config classes; an option without an
+entry here fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import twoaxis
+from configurations import Case, perturb, tokens
+
+# option: the arguments of two specs that differ in it
+OPTIONS = {
+    "denseformer.dilation": ("", "dilation=2"),
+    "denseformer.period": ("", "period=2"),
+    "attnres.block_sublayers": ("", "block_sublayers=3"),
+    "attnres.key_gain": ("", "key_gain=False"),
+    "attnres.key_norm_eps": ("", "key_norm_eps=0.1"),
+    "attnres.readout": ("", "readout='sum'"),
+    "attnres.scale_eps": ("", "scale_eps=False"),
+    "depth_window.window_blocks": ("", "window_blocks=2"),
+    "depth_window.shared": ("", "shared=False"),
+    "depth_window.output": ("", "output=True"),
+    "dca.k": ("", "k=1"),
+    "dca.middle": ("k=1", "k=1, middle='drop'"),
+    "dca.grn": ("", "grn='v2'"),
+    "dca.gate_norm": ("", "gate_norm=True"),
+    "hyper_connections.streams": ("", "streams=3"),
+    "hyper_connections.dynamic": ("", "dynamic=False"),
+    "hyper_connections.tanh": ("", "tanh=False"),
+    "hyper_connections.norm": ("", "norm='rms'"),
+    "ddl.value_dim": ("", "value_dim=3"),
+    "ddl.compressor": ("value_dim=3", "value_dim=3, compressor='token'"),
+    "ddl.kernel": ("value_dim=3", "value_dim=3, kernel=2"),
+    "ddl.embed_conv": ("value_dim=3", "value_dim=3, embed_conv=False"),
+    "ddl.embed_kernel": ("value_dim=3", "value_dim=3, embed_kernel=2"),
+    "ddl.target_source": ("", "target_source='context'"),
+    "ddl.target_act": ("", "target_act='linear'"),
+    "ddl.target_bias": ("", "target_bias=False"),
+    "ddl.target_scale": ("", "target_scale=2.0"),
+    "ddl.target_const": ("", "target_const=1.0"),
+    "ddl.gate": ("", "gate='mlp'"),
+    "ddl.gate_hidden": ("gate='mlp'", "gate='mlp', gate_hidden=5"),
+    "ddl.beta0": ("", "beta0=0.5"),
+    "ddl.key_eps": ("", "key_eps=0.1"),
+    "ddl.write_only": ("", "write_only=True"),
+    "attention.n_heads": ("", "n_heads=1"),
+    "attention.n_kv_heads": ("", "n_kv_heads=1"),
+    "attention.qk_norm": ("", "qk_norm=True"),
+    "attention.window": ("", "window=3"),
+    "attention.pattern": ("window=3", "window=3, pattern='SL'"),
+    "short_swa.n_heads": ("", "n_heads=1"),
+    "short_swa.n_kv_heads": ("", "n_kv_heads=1"),
+    "short_swa.qk_norm": ("", "qk_norm=True"),
+    "short_swa.window": ("", "window=3"),
+    "short_swa.position": ("", "position='none'"),
+    "short_swa.sink": ("", "sink=True"),
+    "short_swa.start": ("", "start='zero'"),
+    "mlp.hidden": ("", "hidden=5"),
+    "mlp.act": ("", "act='gelu'"),
+    "parallel.cores": ("attention, mlp", "attention, mlp, short_swa"),
+}
+REFUSED = {"depth_window.injection": "depth_window(injection='replace')"}  # one value is all there is so far
+ALL = [
+    (axis, method, field.name)
+    for axis in ("depth", "sequence")
+    for method, cls in twoaxis.methods(axis).items()
+    for field in dataclasses.fields(cls.Config)
+]
+# field of the model: another value than in `Case.config`
+FIELDS = {
+    "vocab_size": 13,
+    "d_model": 16,
+    "n_blocks": 2,
+    "n_heads": 1,
+    "n_kv_heads": 1,
+    "depth": "denseformer",
+    "sequence": ["attention", "mlp", "mlp"],
+    "tie_embeddings": False,
+    "norm_eps": 0.5,
+    "rope_base": 100.0,
+    "qk_norm": True,
+    "dropout": 0.5,
+    "init_std": 0.1,
+    "state_dtype": "bfloat16",
+}
+
+
+def outputs(cfg: twoaxis.ModelConfig, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    torch.manual_seed(0)
+    return perturb(twoaxis.Decoder(cfg).to(dtype))(tokens())
+
+
+def differ(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.shape != second.shape or bool((first - second).abs().max() > 1e-6)
+
+
+@pytest.mark.parametrize(("axis", "method", "option"), ALL, ids=[f"{m}.{o}" for _, m, o in ALL])
+def test_option_of_a_method_changes_the_output(axis: Any, method: str, option: str) -> None:
+    key = f"{method}.{option}"
+    if key in REFUSED:
+        with pytest.raises(twoaxis.InputError, match=option):
+            twoaxis.parse_spec(axis, REFUSED[key])
+        return
+    assert key in OPTIONS, f"give {key} an entry in OPTIONS"
+    specs = [f"{method}({arguments})" if arguments else method for arguments in OPTIONS[key]]
+    first, second = (twoaxis.parse_spec(axis, s) for s in specs)
+    changed = {f.name for f in dataclasses.fields(first) if getattr(first, f.name) != getattr(second, f.name)}
+    assert changed == {option}
+    fields = [{"depth": spec} if axis == "depth" else {"sequence": [spec]} for spec in specs]
+    one, other = (outputs(Case("additive").config(norm_eps=1e-2, **given)) for given in fields)
+    assert differ(one, other)
+
+
+def test_every_entry_is_an_option() -> None:
+    assert (OPTIONS.keys() | REFUSED.keys()) - {f"{method}.{option}" for _, method, option in ALL} == set()
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(twoaxis.ModelConfig)])
+def test_field_of_the_model_changes_the_output_and_is_saved(name: str, tmp_path: Path) -> None:
+    base, other = Case("additive").config(), Case("additive").config(**{name: FIELDS[name]})
+    assert getattr(other, name) == FIELDS[name] != getattr(base, name)
+    dtype = torch.float32 if name == "state_dtype" else torch.float64
+    assert differ(outputs(base, dtype), outputs(other, dtype))
+    twoaxis.save(twoaxis.Decoder(other), tmp_path)
+    assert twoaxis.load(tmp_path).cfg == other
+    written = (tmp_path / "config.json").read_text()  # complete: later defaults do not alter an old model
+    assert all(f'"{f.name}"' in written for f in dataclasses.fields(other))
+
+
+@pytest.mark.parametrize("value", [None, False, 0, [], 1, 0.0, "float32"], ids=repr)
+@pytest.mark.parametrize("name", FIELDS)
+def test_field_of_the_model_is_refused_or_kept(name: str, value: Any) -> None:
+    # each field set to None, False, 0, empty list, a default: equal after save and load, or refused by name
+    refusal = ""
+    try:
+        cfg = Case("additive").config(**{name: value})
+    except twoaxis.InputError as error:
+        refusal = str(error)
+    if refusal:
+        assert f"{name}={value!r}" in refusal or repr(value) in refusal
+    else:
+        assert twoaxis.ModelConfig.from_dict(json.loads(cfg.to_json())) == cfg
+        assert getattr(cfg, name) == value
