@@ -130,10 +130,12 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
         """The inverse of `to_dict`; unknown keys are refused with the nearest match."""
+        if not isinstance(data, dict):
+            raise InputError(f"a model configuration is a table of fields such as d_model, not {data!r}")
         known = [f.name for f in dataclasses.fields(cls)]
         for key in data:
             if key not in known:
-                raise InputError(f"model configuration has no field {key!r}; {spec.nearest(key, known)}")
+                raise InputError(f"model configuration has no field {key!r}; {spec.nearest(str(key), known)}")
         return cls(**data)
 
     def to_json(self) -> str:
