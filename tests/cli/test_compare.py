@@ -118,20 +118,21 @@ def test_unknown_data_fail_as_bad_input(
 
 
 def test_options_override_the_file_and_the_preset() -> None:
-    args = Args(depth=("additive", "ddl"), seeds=3, match="parameters", steps=60, data="pydocs", out="x")
+    args = Args(depth=("additive", "ddl"), seeds=(3,), match="parameters", steps=60, data="pydocs", out="x")
     study, base = study_of(args), preset()
     assert [row.depth for row in study.rows] == ["additive", "ddl"]
     assert (study.seeds, study.match, study.out) == ((0, 1, 2), "parameters", "x")
     assert (study.training.steps, study.training.data) == (60, "pydocs")
     assert study.training.model == base.training.model
     assert study_of(Args()) == base
+    assert study_of(Args(seeds=(4, 9))).seeds == (4, 9)
 
 
 def test_the_reported_command_has_bare_names_and_no_output_folder() -> None:
     args = Args(
         study=Path("/somewhere/mine.yaml"),
         depth=("ddl(value_dim=4)",),
-        seeds=3,
+        seeds=(3,),
         data="/data/text.txt",
         out="/tmp/x",
     )

@@ -141,6 +141,16 @@ def test_every_command_is_a_file_with_args_and_run() -> None:
         assert module.Args.__doc__
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_refuses_unknown_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"usage: twoaxis {name}" in capsys.readouterr().out
+    assert main([name, "--no-such-option"]) == 2
+    assert "--no-such-option" in one_line(capsys)
+
+
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     keep = {k: v for k, v in os.environ.items() if k not in ("LANG", "LC_ALL", "PYTHONUTF8")}
     return subprocess.run(

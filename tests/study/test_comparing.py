@@ -7,6 +7,8 @@ import importlib
 import itertools
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,14 @@ def test_a_method_defined_here_is_compared(study: Study) -> None:
     assert new["parameters"] == standard["parameters"]
     assert new["valid_bits_per_byte"] != standard["valid_bits_per_byte"]
     assert new["unmatched"] is None
+
+
+def test_the_room_loads_nothing_heavy() -> None:
+    code = "import sys, twoaxis.study; print([m for m in sys.modules if '.' not in m])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not [
+        m for m in ("jinja2", "scipy", "matplotlib", "rich", "tyro", "transformers") if f"'{m}'" in loaded
+    ]
 
 
 def test_a_folder_that_is_no_comparison_is_refused(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ class Args:
     """Depth methods, such as additive 'ddl(value_dim=4)'; the first row is the baseline."""
     sequence: tuple[str, ...] = ()
     """Blocks, each as sublayers with commas between: attention,mlp 'short_swa(window=16),attention,mlp'."""
-    seeds: int | None = None
-    """How many seeds; three or more allow a ranking."""
+    seeds: tuple[int, ...] = ()
+    """How many seeds, or two or more seeds themselves; three or more allow a ranking."""
     match: Literal["width", "parameters", "flops"] | None = None
     """What all rows share: the width, or a budget that their MLP widths are changed to meet."""
     steps: int | None = None
@@ -65,8 +65,8 @@ def study_of(args: Args) -> Study:
     changes: dict[str, Any] = {}
     if args.depth or args.sequence:
         changes["rows"] = grid_of(args.depth, args.sequence)
-    if args.seeds is not None:
-        changes["seeds"] = seeds_of(args.seeds)
+    if args.seeds:
+        changes["seeds"] = seeds_of(args.seeds[0] if len(args.seeds) == 1 else args.seeds)
     if args.match:
         changes["match"] = args.match
     if args.out:
@@ -87,6 +87,6 @@ def command_of(args: Args) -> str:
         if f.name == "study":
             words.append(value.name)
             continue
-        values = value if isinstance(value, tuple) else [Path(value).name if f.name == "data" else str(value)]
-        words += [f"--{f.name}", *values]
+        values = value if isinstance(value, tuple) else [Path(value).name if f.name == "data" else value]
+        words += [f"--{f.name}", *map(str, values)]
     return shlex.join(words)

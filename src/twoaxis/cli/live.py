@@ -28,7 +28,8 @@ class Log:
 
     def __call__(self, event: Event) -> None:
         now = time.monotonic()
-        if event.kind == "written" or (event.kind == "step" and now - self._said < EVERY):
+        last = event.data.get("step") == self.steps  # its end has a line of its own
+        if event.kind == "written" or (event.kind == "step" and (last or now - self._said < EVERY)):
             return
         self._said = now
         print(self._line(event), file=sys.stderr, flush=True)

@@ -63,7 +63,7 @@ def table(results: dict[str, Any]) -> Any:
     from rich.text import Text
 
     found = Table(box=box.SIMPLE_HEAD)
-    found.add_column("row")
+    found.add_column("row", overflow="fold")
     for name in (
         "bits per byte",
         "parameters",

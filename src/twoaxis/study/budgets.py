@@ -1,7 +1,7 @@
 """What each row was given, and whether two rows were given the same.
 
 A row may be called better than the baseline only if both saw as many tokens of the same data in the same
-order under the same settings (learning rate included), and the named budget agrees within 1 %:
+order under the same settings (learning rate included), and the named budget agrees within 1%:
 
     match parameters    the number of parameters
     match flops         FLOPs per token, forward and backward

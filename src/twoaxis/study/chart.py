@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from twoaxis.study.units import si, ticks
+from twoaxis.study.units import short, ticks
 
 WIDTH, HEIGHT = 420, 300
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 38  # room for labels
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 24, 38  # room for labels
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "1 2", "4 1 1 1")
 COLOURS = len(DASHES)
 Range = tuple[float, float]
@@ -31,7 +31,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Several lines. guides: labelled horizontal lines. dots: mark each point, its value shown on hover."""
+    """Several lines.
+
+    guides: labelled horizontal lines. y_max: cut off what is above it. dots: mark each point, its value shown
+    on hover. x_text: how a value on the x axis is written.
+    """
 
     title: str
     x_label: str
@@ -40,7 +44,7 @@ class Chart:
     guides: Sequence[tuple[str, float]] = ()
     y_max: float | None = None
     dots: bool = False
-    x_text: Callable[[float], str] = field(default=si)
+    x_text: Callable[[float], str] = field(default=short)
 
     def svg(self) -> str:
         """The chart as one <svg> element; an empty text when there is nothing to draw."""
@@ -53,11 +57,16 @@ class Chart:
             return LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
 
         def py(y: float) -> float:
-            return TOP + (y1 - min(max(y, y0), y1)) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
+            return TOP + (y1 - y) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
 
+        frame = (
+            f'y="{TOP}" height="{HEIGHT - TOP - BOTTOM}" viewBox="0 {TOP} {WIDTH} {HEIGHT - TOP - BOTTOM}"'
+        )
         parts = [*self._axes((x0, x1), (y0, y1), px, py), *self._guides((y0, y1), py)]
+        parts.append(f'<svg width="{WIDTH}" {frame}>')  # clips what is above y_max
         for s in lines:
             parts += self._line(s, px, py)
+        parts.append("</svg>")
         label = escape(f"{self.title}: {self.y_label} against {self.x_label}", quote=True)
         return (
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
@@ -75,9 +84,9 @@ class Chart:
 
     def _axes(self, x_range: Range, y_range: Range, px: Place, py: Place) -> list[str]:
         right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-        marks = ticks(*y_range)
+        marks = ticks(*y_range, about=7)
         digits = max(1, -math.floor(math.log10(marks[1] - marks[0]) + 1e-9)) if len(marks) > 1 else 3
-        parts = []
+        parts = [_text(self.y_label, 4, 12, "start", "label")]
         for y in marks:
             parts.append(_rule("grid", LEFT, right, py(y), py(y)))
             parts.append(_text(f"{y:.{digits}f}", LEFT - 6, py(y) + 4, "end"))

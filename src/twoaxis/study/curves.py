@@ -8,10 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from twoaxis.study.chart import Chart, Series
-from twoaxis.study.units import duration, si
+from twoaxis.study.units import duration, short
 from twoaxis.train.metrics import read_metrics
 
-AXES = (("tokens", "tokens", si), ("flops", "FLOPs", si), ("seconds", "seconds of training steps", duration))
+AXES = (
+    ("tokens", "tokens", short),
+    ("flops", "FLOPs", short),
+    ("seconds", "seconds of training steps", duration),
+)
 SMOOTH = 50  # training curves have about this many points, each a mean over its steps
 Steps = list[dict[str, Any]]
 
@@ -24,12 +28,14 @@ def charts(folder: Path, results: dict[str, Any]) -> tuple[list[Chart], list[Cha
     guides = [(name, v) for name, v in results["yardsticks"].items() if name in ("xz -9e", "gzip -9")]
     valid, training = [], []
     for key, label, text in AXES:
+        scores = _series(scored, key, "val_bits_per_byte")
         valid.append(
             Chart(
                 title="Validation",
                 x_label=label,
                 y_label="bits per byte",
-                series=_series(scored, key, "val_bits_per_byte"),
+                series=scores,
+                y_max=_top(scores),
                 guides=guides,
                 dots=True,
                 x_text=text,
@@ -42,11 +48,16 @@ def charts(folder: Path, results: dict[str, Any]) -> tuple[list[Chart], list[Cha
                 x_label=label,
                 y_label="loss in nats per token",
                 series=series,
-                y_max=max((s.y[min(2, len(s.y) - 1)] for s in series if len(s.y)), default=None),
+                y_max=_top(series),
                 x_text=text,
             )
         )
     return valid, training
+
+
+def _top(series: Sequence[Series]) -> float | None:
+    """The highest value after the first fifth: cutting off what is above lets the rest be told apart."""
+    return max((s.y[len(s.y) // 5] for s in series if len(s.y)), default=None)
 
 
 def _finished(folder: Path, row: dict[str, Any]) -> list[Steps]:

@@ -30,7 +30,7 @@ Scores = Mapping[int, float]  # seed -> bits per byte
 class Verdict:
     """What may be said of one row against the baseline.
 
-    difference: the mean over `seeds`, row minus baseline. low, high: its 95 % interval, None below two seeds.
+    difference: the mean over `seeds`, row minus baseline. low, high: its 95% interval, None below two seeds.
     p: corrected, None where nothing was tested. words: the verdict as a sentence.
     """
 
@@ -54,7 +54,7 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def paired(differences: Sequence[float]) -> tuple[float, float, float, float]:
-    """(mean, low, high, p) of two or more paired differences: the 95 % interval and the two-sided t-test."""
+    """(mean, low, high, p) of two or more paired differences: the 95% interval and the two-sided t-test."""
     n, centre = len(differences), mean(differences)
     error = stdev(differences) / math.sqrt(n)
     if error <= 1e-12 * max(map(abs, differences), default=0.0):  # equal up to rounding
@@ -110,7 +110,7 @@ def verdicts(
 def _ranked(facts: dict[str, Any], noise: float, baseline: str) -> Verdict:
     d, low, high, p = (facts[k] for k in ("difference", "low", "high", "p"))
     numbers = (
-        f"{d:+.4f} bits per byte, 95 % interval {low:+.4f} to {high:+.4f}, "
+        f"{d:+.4f} bits per byte, 95% interval {low:+.4f} to {high:+.4f}, "
         f"spread over seeds {noise:.4f}, corrected p {p:.3f}, {len(facts['seeds'])} seeds"
     )
     if p >= LEVEL or abs(d) <= noise:

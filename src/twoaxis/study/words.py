@@ -41,6 +41,6 @@ def advice(study: Study, runs: list[dict[str, Any]]) -> str:
     return (
         f"{have} cannot tell a method from luck, so nothing is ranked. --seeds {ENOUGH_SEEDS} trains every "
         f"row on {more} of the data and starts of the weights ({time}finished runs are kept), and adds the "
-        "spread over seeds, the difference to the baseline on the same seeds with its 95 % interval, and a "
+        "spread over seeds, the difference to the baseline on the same seeds with its 95% interval, and a "
         "verdict corrected for the number of comparisons."
     )
