@@ -134,7 +134,7 @@ def test_the_reported_command_has_bare_names_and_no_output_folder() -> None:
         depth=("ddl(value_dim=4)",),
         seeds=(3,),
         data="/data/text.txt",
-        out="/tmp/x",
+        out="/elsewhere/x",
     )
     expected = "twoaxis compare mine.yaml --depth 'ddl(value_dim=4)' --seeds 3 --data text.txt"
     assert command_of(args) == expected
