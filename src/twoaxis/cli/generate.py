@@ -44,10 +44,8 @@ def run(args: Args) -> int:
         raise InputError("--prompt is empty: give at least one character")
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(args.seed)
-    written = Typewriter(tokenizer, lambda text: print(text, end="", flush=True))
-    tokens = torch.from_numpy(ids)[None].to(device)
-    for id_ in ids:
-        written(int(id_))
+    written = Typewriter(tokenizer, lambda text: print(text, end="", flush=True), args.prompt)
+    tokens = torch.from_numpy(ids.copy())[None].to(device)
     generate(
         model,
         tokens,
@@ -64,10 +62,13 @@ def run(args: Args) -> int:
 
 
 class Typewriter:
-    """Turns ids into text one by one; the bytes of an unfinished character wait for the rest of it."""
+    """Turns ids into text one by one; the bytes of an unfinished character wait for the rest of it.
 
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None]) -> None:
-        self.tokenizer, self.write = tokenizer, write
+    before: text that is written ahead of the first id's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None], before: str = "") -> None:
+        self.tokenizer, self.write, self.before = tokenizer, write, before
         self.waiting: list[int] = []
 
     def __call__(self, id_: int) -> None:
@@ -78,6 +79,6 @@ class Typewriter:
 
     def finish(self) -> None:
         """Write what is waiting, finished or not."""
-        if self.waiting:
-            self.write(self.tokenizer.decode(self.waiting))
-        self.waiting = []
+        if text := self.before + self.tokenizer.decode(self.waiting):
+            self.write(text)
+        self.before, self.waiting = "", []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twoaxis import spec
+from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.types import Cost, Shape
 
@@ -34,6 +35,8 @@ class Args:
 def run(args: Args) -> int:
     """Print the list; 0."""
     cfg = ModelConfig(d_model=args.d_model, n_blocks=args.n_blocks, n_heads=args.n_heads)
+    if args.seq_len < 1:
+        raise InputError(f"--seq-len {args.seq_len}: allowed is 1 or more")
     shape = Shape(layout=cfg.layout(), batch_size=1, seq_len=args.seq_len)
     axes: tuple[spec.Axis, ...] = ("depth", "sequence")
     listed = {axis: [describe(axis, name, shape) for name in spec.methods(axis)] for axis in axes}
@@ -100,7 +103,7 @@ def _table(axis: str, rows: list[dict[str, Any]], size: str) -> Any:
     from rich.table import Table
 
     table = Table(title=f"{axis} axis at {size}, float32", title_justify="left", title_style="bold")
-    table.add_column("method", overflow="fold")
+    table.add_column("method", no_wrap=True)
     if axis == "depth":
         columns = ("parameters over additive", "bytes per token at a block boundary", "decode bytes")
     else:
