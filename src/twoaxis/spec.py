@@ -21,6 +21,7 @@ from twoaxis.types import Coordinates, Cost, Shape, StandardStart
 
 Axis = Literal["depth", "sequence"]
 _METHODS: dict[str, dict[str, type]] = {"depth": {}, "sequence": {}}
+_ALIASES: dict[str, dict[str, str]] = {"depth": {}, "sequence": {}}
 T = TypeVar("T", bound=type)
 LONGEST = 2000  # characters of a spec
 
@@ -83,6 +84,11 @@ def register(axis: Axis, name: str) -> Callable[[T], T]:
     return add
 
 
+def alias(axis: Axis, name: str, method: str) -> None:
+    """Let specs say `name` for a registered method, e.g. the name that its paper uses."""
+    _ALIASES[axis][name] = method
+
+
 def unregister(axis: Axis, name: str) -> None:
     """Forget a method, e.g. one defined for a moment in a notebook or a test."""
     _METHODS[axis].pop(name, None)
@@ -97,6 +103,7 @@ def methods(axis: Axis) -> dict[str, type]:
 
 def method(axis: Axis, name: str) -> Any:
     """The method class called `name`, or an error that lists what exists."""
+    name = _ALIASES[axis].get(name, name)
     if name not in _METHODS[axis]:
         raise InputError(f"{axis} method {name!r} is unknown; {nearest(name, _METHODS[axis])}")
     return _METHODS[axis][name]

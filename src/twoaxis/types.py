@@ -69,9 +69,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The model around a method: its width and, for each block, the kinds of its sublayers.
+    """The model around a method: its width and, for each block, the specs of its sublayers.
 
-    blocks: one tuple of sequence-axis method names per block, e.g. (("attention", "mlp"),) * 12.
+    blocks: one tuple of sequence-axis specs per block, e.g. (("attention", "mlp(hidden=64)"),) * 12.
     """
 
     d_model: int

@@ -37,7 +37,7 @@ def cost(cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float
     if dtype not in DTYPES:
         raise InputError(f"dtype={dtype!r}: allowed is {' or '.join(DTYPES)}")
     shape = Shape(layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype)
-    table = cfg.vocab_size * cfg.d_model
+    depth, table = cfg.depth_config(), cfg.vocab_size * cfg.d_model
     parts = {
         "embedding": Cost(parameters=table),
         "head": Cost(
@@ -45,9 +45,10 @@ def cost(cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float
             flops_forward=2 * table * shape.tokens,
             flops_backward=4 * table * shape.tokens,
         ),
-        "depth": cfg.depth_config().cost(shape),
+        "depth": depth.cost(shape),
     }
     for block, cores in enumerate(cfg.block_configs()):
-        for core in cores:
-            parts[core.kind] = parts.get(core.kind, Cost()) + core.cost(shape, block)
+        for index, core in enumerate(cores):
+            options = depth.core_options_at(shape.layout, block, index)
+            parts[core.kind] = parts.get(core.kind, Cost()) + core.cost_as_built(shape, block, options)
     return replace(sum(parts.values(), start=Cost()), by_part=parts)

@@ -31,8 +31,12 @@ class DepthConfig(spec.Config):
         raise NotImplementedError
 
     def core_options(self, kind: str, block: int, n_blocks: int) -> dict[str, Any]:
-        """How the core called `kind` in `block` is built differently: `output_scale`, `hidden_scale`, ..."""
+        """How the core called `kind` in `block` is built differently, in the options of `Mixer`."""
         return {}
+
+    def core_options_at(self, layout: Layout, block: int, index: int) -> dict[str, Any]:
+        """The same for one sublayer; overridden where its place in the network counts."""
+        return self.core_options(layout.blocks[block][index].split("(")[0], block, layout.n_blocks)
 
 
 class Stream(nn.Module, ABC):

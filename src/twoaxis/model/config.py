@@ -112,7 +112,7 @@ class ModelConfig:
         """What a method may know of this model."""
         return Layout(
             d_model=self.d_model,
-            blocks=tuple(tuple(c.kind for c in block) for block in self.block_configs()),
+            blocks=tuple(tuple(c.spec() for c in block) for block in self.block_configs()),
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads or self.n_heads,
             norm_eps=self.norm_eps,

@@ -34,8 +34,8 @@ class Decoder(nn.Module):
         blocks = []
         for index, configs in enumerate(cfg.block_configs()):
             cores = []
-            for core_cfg in configs:
-                options = depth.core_options(core_cfg.name, index, cfg.n_blocks)
+            for place, core_cfg in enumerate(configs):
+                options = depth.core_options_at(layout, index, place)
                 core = spec.method("sequence", core_cfg.name)(core_cfg, layout, index, **options)
                 init_core(core, layout)
                 cores.append(core)

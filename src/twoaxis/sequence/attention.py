@@ -76,14 +76,18 @@ class AttentionConfig(SequenceConfig):
         return 2 * layout.d_model * width * (h + hkv) + (2 * width if normed else 0)
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
+        return self.cost_as_built(shape, block, {})
+
+    def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
         layout, window = shape.layout, self.window_in(block)
         h, hkv, width = self.heads(layout)
-        projections = 4 * layout.d_model * width * (h + hkv) * shape.tokens
+        missing = 0 if options.get("value_projection", True) else layout.d_model * hkv * width
+        projections = (4 * layout.d_model * width * (h + hkv) - 2 * missing) * shape.tokens
         scores = 4 * width * h * visible_pairs(shape.seq_len, window) * shape.batch_size
         rows = shape.seq_len if window is None else window
         item = torch.empty((), dtype=getattr(torch, shape.dtype)).element_size()
         return Cost(
-            parameters=self.parameters(layout),
+            parameters=self.parameters(layout) - missing,
             flops_forward=projections + scores,
             flops_backward=2 * (projections + scores),
             decode_state_bytes=2 * hkv * width * rows * shape.batch_size * item,
@@ -98,7 +102,10 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         self.n_heads, self.n_kv_heads, self.width = cfg.heads(layout)
         self.window = cfg.window_in(block)
         d = layout.d_model
-        self.qkv = nn.Linear(d, (self.n_heads + 2 * self.n_kv_heads) * self.width, bias=False)
+        self.sizes = [self.n_heads * self.width, self.n_kv_heads * self.width]  # rows of W_q, W_k, W_v
+        if self.value_projection:
+            self.sizes.append(self.n_kv_heads * self.width)
+        self.qkv = nn.Linear(d, sum(self.sizes), bias=False)
         self.out = nn.Linear(self.n_heads * self.width, d, bias=False)
         normed = layout.qk_norm if cfg.qk_norm is None else cfg.qk_norm
         self.q_norm = RMSNorm(self.width, layout.norm_eps) if normed else nn.Identity()
@@ -108,32 +115,31 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         return [self.out]
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
-        return self.attend(*self.project(reads), ctx)
+        q, k, v = self.project(reads)
+        if v is None:
+            raise InputError("this attention has no W_v: its depth method must put values between its halves")
+        return self.attend(q, k, v, ctx)
 
-    def project(self, reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, T, H, D), k and v (B, T, Hkv, D), before rotation."""
+    def project(self, reads: Reads) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q (B, T, H, D), k and v (B, T, Hkv, D), before rotation; v is None without `value_projection`."""
         reads = reads.to(self.qkv.weight.dtype)
-        sizes = [n * self.width for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
         if reads.key is None and reads.value is None:
-            parts = self.qkv(reads.x).split(sizes, -1)
+            parts = self.qkv(reads.x).split(self.sizes, -1)
         else:
             inputs = (
                 reads.x,
                 reads.x if reads.key is None else reads.key,
                 reads.x if reads.value is None else reads.value,
             )
-            parts = [F.linear(x, w) for x, w in zip(inputs, self.qkv.weight.split(sizes), strict=True)]
-        q, k, v = (p.unflatten(-1, (-1, self.width)) for p in parts)
-        return self.q_norm(q), self.k_norm(k), v
+            weights = self.qkv.weight.split(self.sizes)
+            parts = [F.linear(x, w) for x, w in zip(inputs, weights)]  # two weights: no values
+        q, k, *v = (p.unflatten(-1, (-1, self.width)) for p in parts)
+        return self.q_norm(q), self.k_norm(k), v[0] if v else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
         if self.cfg.rotary:
-            positions = ctx.positions
-            if positions is None:
-                start = ctx.cache.length if ctx.cache is not None else 0
-                positions = torch.arange(start, start + q.shape[1], device=q.device)
-            cos, sin = rotary_angles(positions, self.width, self.layout.rope_base, q.dtype)
+            cos, sin = self.angles(q, ctx)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         segments = ctx.segments
         if ctx.cache is not None:
@@ -144,6 +150,14 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         y = local_attention(q, k, v, self.window, segments=segments, **self.extras())
         y = self.out(y.transpose(1, 2).flatten(2))
         return F.dropout(y, self.layout.dropout, self.training)
+
+    def angles(self, q: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """cos and sin of the rotation of each token."""
+        positions = ctx.positions
+        if positions is None:
+            start = ctx.cache.length if ctx.cache is not None else 0
+            positions = torch.arange(start, start + q.shape[1], device=q.device)
+        return rotary_angles(positions, self.width, self.layout.rope_base, q.dtype)
 
     def extras(self) -> dict[str, Any]:
         """Further arguments of the operator: sinks, position bias."""

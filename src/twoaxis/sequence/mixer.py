@@ -28,12 +28,18 @@ class SequenceConfig(spec.Config):
         """Counts of this core in one block."""
         raise NotImplementedError
 
+    def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
+        """Counts of this core in one block as a depth method has it built, in the options of `Mixer`."""
+        return self.cost(shape, block)
+
 
 class Mixer(nn.Module, ABC):
     """A sublayer's core. Concrete cores are final.
 
     cfg: the core's options. layout: the model around it. block: the index of the block it stands in.
-    output_scale: a factor on the init of the output projection, asked for by some depth methods.
+    Some depth methods ask for a core that is built differently, and a core heeds what concerns it:
+    output_scale: a factor on the init of the output projection. hidden_scale: a factor on the inner width of
+    an MLP. value_projection: False leaves out an attention's W_v; the method then supplies the values.
     """
 
     Config: ClassVar[type[SequenceConfig]] = SequenceConfig
@@ -41,9 +47,20 @@ class Mixer(nn.Module, ABC):
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
 
-    def __init__(self, cfg: Any, layout: Layout, block: int, *, output_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        cfg: Any,
+        layout: Layout,
+        block: int,
+        *,
+        output_scale: float = 1.0,
+        hidden_scale: float = 1.0,
+        value_projection: bool = True,
+    ) -> None:
         super().__init__()
-        self.cfg, self.layout, self.block, self.output_scale = cfg, layout, block, output_scale
+        self.cfg, self.layout, self.block = cfg, layout, block
+        self.output_scale, self.hidden_scale = output_scale, hidden_scale
+        self.value_projection = value_projection
 
     @property
     def accepts_qkv(self) -> bool:

@@ -36,11 +36,12 @@ class MLP(Mixer):
                     f"mlp(hidden={self.hidden}): allowed is 1 or more, or None for the usual width"
                 )
 
-        def hidden_width(self, layout: Layout) -> int:
-            """The inner width in a model."""
-            if self.hidden is not None:
-                return self.hidden
-            return 4 * layout.d_model if self.act == "gelu" else max(8, round(layout.d_model / 3) * 8)
+        def hidden_width(self, layout: Layout, scale: float = 1.0) -> int:
+            """The inner width in a model; scaled widths are again multiples of 8 where the width is one."""
+            usual = 4 * layout.d_model if self.act == "gelu" else max(8, round(layout.d_model / 3) * 8)
+            width = usual if self.hidden is None else self.hidden
+            step = 1 if width % 8 else 8
+            return width if scale == 1.0 else max(1, round(width * scale / step)) * step
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -48,8 +49,12 @@ class MLP(Mixer):
             )
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
+            return self.cost_as_built(shape, block, {})
+
+        def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
             matrices = 3 if self.act == "swiglu" else 2
-            numbers = matrices * shape.layout.d_model * self.hidden_width(shape.layout)
+            hidden = self.hidden_width(shape.layout, options.get("hidden_scale", 1.0))
+            numbers = matrices * shape.layout.d_model * hidden
             return Cost(
                 parameters=numbers,
                 flops_forward=2 * numbers * shape.tokens,
@@ -58,7 +63,7 @@ class MLP(Mixer):
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
-        hidden = cfg.hidden_width(layout)
+        hidden = cfg.hidden_width(layout, self.hidden_scale)
         self.gated = cfg.act == "swiglu"
         self.up = nn.Linear(
             layout.d_model, 2 * hidden if self.gated else hidden, bias=False

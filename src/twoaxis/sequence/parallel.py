@@ -51,10 +51,10 @@ class Parallel(Mixer):
             )
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            total = Cost()
-            for part in self.parts():
-                total = total + part.cost(shape, block)
-            return total
+            return self.cost_as_built(shape, block, {})
+
+        def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
+            return sum((part.cost_as_built(shape, block, options) for part in self.parts()), start=Cost())
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
