@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .checks import check_rewrite
+from .first_order import first_order
 from .precision import compute_dtype, full_precision
 
 
@@ -48,7 +48,7 @@ class _Rewrite(torch.autograd.Function):
             return torch.addcmul(X, *_outer(X, h, c)).to(state.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         dtype = compute_dtype(*tensors[:2])

@@ -5,9 +5,9 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
+from .first_order import first_order
 from .precision import compute_dtype, full_precision
 from .token_read import Options, TokenRead
 
@@ -105,7 +105,7 @@ class _DepthRead(torch.autograd.Function):
         return out.view(sources[0].shape), weights
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor | None, dweights: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key_gain, output_gain, bias, dots, norms, *sources = ctx.saved_tensors
         with full_precision(sources[0]):

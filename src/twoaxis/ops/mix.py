@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .checks import Weights, check_mix, source_dtype
+from .first_order import first_order
 from .precision import compute_dtype, full_precision, token_chunks
 
 
@@ -48,7 +48,7 @@ class _Mix(torch.autograd.Function):
         return out.view(tensors[n].shape)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors  # once: a checkpoint unpacks it once
         n = len(tensors) // 2

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+CHUNK = 1 << 18  # numbers of a temporary on a CPU; smaller ones cost more in dispatch than they save in cache
+
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """Float64 if any tensor is float64, else float32."""
@@ -20,5 +22,5 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 def token_chunks(tokens: int, width: int, x: Tensor) -> Iterator[slice]:
     """Slices of the tokens, such that a temporary of `width` numbers per token stays in a CPU's cache."""
-    step = max(16, (1 << 18 if x.device.type == "cpu" else 1 << 26) // max(width, 1))
+    step = max(16, (CHUNK if x.device.type == "cpu" else 1 << 26) // max(width, 1))
     return (slice(start, start + step) for start in range(0, tokens, step))

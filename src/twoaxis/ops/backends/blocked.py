@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from ..first_order import first_order
 from ..precision import compute_dtype, full_precision
 from .masks import Masks, make_masks
 from .plan import kept_keys
@@ -114,7 +114,7 @@ class _Blocked(torch.autograd.Function):
             return _ungroup(out, tensors[0])
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = Inputs(*ctx.saved_tensors)
         x = _working(inputs, ctx.masks)

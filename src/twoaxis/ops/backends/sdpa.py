@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..precision import full_precision
 from ..window import visible
 from .plan import kept_keys
 
@@ -38,4 +39,5 @@ def attend(
         padded = (segments[:, kept - Tq :] < 0)[..., None]
         mask = (mask | (own & padded))[:, None]  # a row that sees nothing is NaN in some kernels
     grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    with full_precision(q):  # autocast would round q, k and v
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
