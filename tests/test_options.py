@@ -1,16 +1,18 @@
 """Every option of every method and of the model does something: no option is read and forgotten.
 
 For each boolean or numeric option of each method: build twice with two values, same seed -> outputs differ
-(or the option is refused for that method). The options are those of the Config classes; an option without an
-entry here fails.
+(or the option is refused for that method). The options are those of the Config classes and another value is
+chosen from the type; OPTIONS says it where that does not do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,53 +22,21 @@ from configurations import Case, perturb, tokens
 
 # option: the arguments of two specs that differ in it
 OPTIONS = {
-    "denseformer.dilation": ("", "dilation=2"),
-    "denseformer.period": ("", "period=2"),
-    "attnres.block_sublayers": ("", "block_sublayers=3"),
-    "attnres.key_gain": ("", "key_gain=False"),
     "attnres.key_norm_eps": ("", "key_norm_eps=0.1"),
-    "attnres.readout": ("", "readout='sum'"),
-    "attnres.scale_eps": ("", "scale_eps=False"),
-    "depth_window.window_blocks": ("", "window_blocks=2"),
-    "depth_window.shared": ("", "shared=False"),
-    "depth_window.output": ("", "output=True"),
     "dca.k": ("", "k=1"),
     "dca.middle": ("k=1", "k=1, middle='drop'"),
-    "dca.grn": ("", "grn='v2'"),
-    "dca.gate_norm": ("", "gate_norm=True"),
-    "hyper_connections.streams": ("", "streams=3"),
-    "hyper_connections.dynamic": ("", "dynamic=False"),
-    "hyper_connections.tanh": ("", "tanh=False"),
-    "hyper_connections.norm": ("", "norm='rms'"),
-    "ddl.value_dim": ("", "value_dim=3"),
     "ddl.compressor": ("value_dim=3", "value_dim=3, compressor='token'"),
     "ddl.kernel": ("value_dim=3", "value_dim=3, kernel=2"),
     "ddl.embed_conv": ("value_dim=3", "value_dim=3, embed_conv=False"),
     "ddl.embed_kernel": ("value_dim=3", "value_dim=3, embed_kernel=2"),
-    "ddl.target_source": ("", "target_source='context'"),
-    "ddl.target_act": ("", "target_act='linear'"),
-    "ddl.target_bias": ("", "target_bias=False"),
-    "ddl.target_scale": ("", "target_scale=2.0"),
-    "ddl.target_const": ("", "target_const=1.0"),
-    "ddl.gate": ("", "gate='mlp'"),
     "ddl.gate_hidden": ("gate='mlp'", "gate='mlp', gate_hidden=5"),
-    "ddl.beta0": ("", "beta0=0.5"),
     "ddl.key_eps": ("", "key_eps=0.1"),
-    "ddl.write_only": ("", "write_only=True"),
     "attention.n_heads": ("", "n_heads=1"),
     "attention.n_kv_heads": ("", "n_kv_heads=1"),
-    "attention.qk_norm": ("", "qk_norm=True"),
-    "attention.window": ("", "window=3"),
     "attention.pattern": ("window=3", "window=3, pattern='SL'"),
     "short_swa.n_heads": ("", "n_heads=1"),
     "short_swa.n_kv_heads": ("", "n_kv_heads=1"),
-    "short_swa.qk_norm": ("", "qk_norm=True"),
     "short_swa.window": ("", "window=3"),
-    "short_swa.position": ("", "position='none'"),
-    "short_swa.sink": ("", "sink=True"),
-    "short_swa.start": ("", "start='zero'"),
-    "mlp.hidden": ("", "hidden=5"),
-    "mlp.act": ("", "act='gelu'"),
     "parallel.cores": ("attention, mlp", "attention, mlp, short_swa"),
 }
 REFUSED = {"depth_window.injection": "depth_window(injection='replace')"}  # one value is all there is so far
@@ -100,6 +70,21 @@ def outputs(cfg: twoaxis.ModelConfig, dtype: torch.dtype = torch.float64) -> tor
     return perturb(twoaxis.Decoder(cfg).to(dtype))(tokens())
 
 
+def another(config: type, option: str) -> str:
+    """An option set to another value than its default, as an argument."""
+    default = next(f.default for f in dataclasses.fields(config) if f.name == option)
+    hint = typing.get_type_hints(config)[option]
+    if isinstance(hint, types.UnionType):
+        hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
+    if typing.get_origin(hint) is Literal:
+        value = next(v for v in typing.get_args(hint) if v != default)
+    elif hint is bool:
+        value = not default
+    else:
+        value = {int: (default or 1) + 1, float: (default or 1.0) / 2}[hint]
+    return f"{option}={value!r}"
+
+
 def differ(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.shape != second.shape or bool((first - second).abs().max() > 1e-6)
 
@@ -111,14 +96,14 @@ def test_option_of_a_method_changes_the_output(axis: Any, method: str, option: s
         with pytest.raises(twoaxis.InputError, match=option):
             twoaxis.parse_spec(axis, REFUSED[key])
         return
-    assert key in OPTIONS, f"give {key} an entry in OPTIONS"
-    specs = [f"{method}({arguments})" if arguments else method for arguments in OPTIONS[key]]
+    arguments = OPTIONS.get(key) or ("", another(twoaxis.methods(axis)[method].Config, option))
+    specs = [f"{method}({given})" if given else method for given in arguments]
     first, second = (twoaxis.parse_spec(axis, s) for s in specs)
     changed = {f.name for f in dataclasses.fields(first) if getattr(first, f.name) != getattr(second, f.name)}
     assert changed == {option}
     fields = [{"depth": spec} if axis == "depth" else {"sequence": [spec]} for spec in specs]
     one, other = (outputs(Case("additive").config(norm_eps=1e-2, **given)) for given in fields)
-    assert differ(one, other)
+    assert differ(one, other), f"{specs} agree: give {key} two values that do not, in OPTIONS"
 
 
 def test_every_entry_is_an_option() -> None:
