@@ -38,6 +38,7 @@ def check_attention(
     sink_logits: Tensor | None,
     sink_tokens: object,
     position_bias: Tensor | None,
+    reach: Tensor | None = None,
 ) -> int | None:
     """Refuse inputs that `local_attention` does not define; returns the checked window."""
     window = check_window(window)
@@ -70,6 +71,12 @@ def check_attention(
         raise InputError(
             f"position_bias {_shape(position_bias)}: give one per distance, (H, window) = ({H}, {window})"
         )
+    if reach is not None and (reach.shape not in ((Tq,), (B, Tq)) or reach.dtype.is_floating_point):
+        raise InputError(
+            f"reach {_shape(reach)} {reach.dtype}: give integers, one per query: ({Tq},) or ({B}, {Tq})"
+        )
+    if reach is not None and window is None:
+        raise InputError("reach with window=None: give the largest reach as the window")
     return window
 
 

@@ -23,6 +23,7 @@ def local_attention(
     sink_logits: Tensor | None = None,
     sink_tokens: int = 0,
     position_bias: Tensor | None = None,
+    reach: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """o_t = sum_s p_ts v_s with p_t = softmax_s(scale q_t . k_s) over the visible keys s = t-window+1 .. t.
@@ -40,10 +41,12 @@ def local_attention(
         sink_tokens: the first so many tokens of a query's segment stay visible beyond the window, counted
             once inside it. Segments must then not be interleaved.
         position_bias: (H, window), added to the scores by distance; not to sink tokens beyond the window.
+        reach: (Tq,) or (B, Tq), a window of each query's own where that is shorter than `window`: with
+            position % w + 1 nobody sees beyond the chunk of w tokens that it stands in.
         backend: "auto", or one of
             "reference": dense mask, differentiable twice;
             "blocked": every option, O(T window) work, saves only its inputs; first-order gradients;
-            "sdpa": torch's kernels, without sink_logits and position_bias; a window costs a (Tq, Tk) mask.
+            "sdpa": torch's kernels, with segments and sink_tokens only; a window costs a (Tq, Tk) mask.
             auto takes sdpa for full attention, one query or at most 64 keys if it has every option asked for,
             else blocked.
 
@@ -51,31 +54,32 @@ def local_attention(
         InputError: for a window that is not a positive integer or None, for shapes, dtypes or head counts
             that do not fit, and for a backend that lacks an option.
     """
-    window = check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias)
-    plain = sink_logits is None and position_bias is None
-    backend = _choose(backend, q.shape[2], k.shape[2], window, plain)
+    window = check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
+    plain = sink_logits is None and position_bias is None and reach is None
+    searched = segments is not None and sink_tokens > 0  # sdpa would look for sinks in the whole row
+    backend = _choose(backend, q.shape[2], k.shape[2], window, plain, searched)
     if backend == "reference":
         return reference.local_attention(
             q, k, v, window, scale=scale, segments=segments, sink_logits=sink_logits, sink_tokens=sink_tokens,
-            position_bias=position_bias,
+            position_bias=position_bias, reach=reach,
         )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "sdpa":
         out = sdpa.attend(q, k, v, window, scale, segments, sink_tokens)
     else:
-        out = blocked.attend(q, k, v, window, scale, segments, sink_logits, sink_tokens, position_bias)
+        out = blocked.attend(q, k, v, window, scale, segments, sink_logits, sink_tokens, position_bias, reach)
     if segments is None:
         return out
     padded = segments[:, k.shape[2] - q.shape[2] :] < 0
     return out.masked_fill(padded[:, None, :, None], 0.0)
 
 
-def _choose(backend: str, Tq: int, Tk: int, window: int | None, plain: bool) -> str:
+def _choose(backend: str, Tq: int, Tk: int, window: int | None, plain: bool, searched: bool) -> str:
     if backend not in BACKENDS:
         raise InputError(f"backend={backend!r}: give one of {', '.join(BACKENDS)}")
     if backend == "sdpa" and not plain:
-        raise InputError("backend='sdpa' has no sink_logits and no position_bias: use 'auto' or 'blocked'")
+        raise InputError("backend='sdpa' has no sink_logits, position_bias or reach: use 'auto' or 'blocked'")
     if backend != "auto":
         return backend
-    small = Tq == 1 or kept_keys(Tq, Tk, window) <= _SMALL
+    small = not searched and (Tq == 1 or kept_keys(Tq, Tk, window) <= _SMALL)
     return "sdpa" if plain and (small or window is None or window >= Tk) else "blocked"

@@ -44,13 +44,14 @@ def local_attention(
     sink_logits: Tensor | None = None,
     sink_tokens: int = 0,
     position_bias: Tensor | None = None,
+    reach: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """softmax(scale q k^T + bias) v over the visible keys, by a dense mask; see `ops.local_attention`.
 
     `backend` is part of the shared signature and plays no role here.
     """
-    check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias)
+    check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
     group, Tq, Tk = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     dtype = compute_dtype(q)
     with full_precision(q):
@@ -61,8 +62,8 @@ def local_attention(
             distance = at[Tk - Tq :, None] - at  # (Tq, Tk)
             inside = (distance >= 0) & (distance < position_bias.shape[1])
             logits = logits + torch.where(inside, position_bias.to(dtype)[:, distance * inside], 0.0)
-        mask = visible(Tq, Tk, window, segments, sink_tokens).to(q.device)
-        mask = mask if segments is None else mask[:, None]  # (B, 1, Tq, Tk)
+        mask = visible(Tq, Tk, window, segments, sink_tokens, reach).to(q.device)
+        mask = mask if mask.ndim == 2 else mask[:, None]  # (B, 1, Tq, Tk)
         nothing = ~mask.any(-1, keepdim=True)  # padded queries
         logits = logits.masked_fill(~mask & ~nothing, -torch.inf)
         if sink_logits is not None:  # one more column, without a value

@@ -26,7 +26,12 @@ def check_window(window: object, name: str = "window") -> int | None:
 
 
 def visible(
-    Tq: int, Tk: int, window: int | None, segments: Tensor | None = None, sink_tokens: int = 0
+    Tq: int,
+    Tk: int,
+    window: int | None,
+    segments: Tensor | None = None,
+    sink_tokens: int = 0,
+    reach: Tensor | None = None,
 ) -> Tensor:
     """The boolean mask of a window: True where a query (row) may read a key (column).
 
@@ -34,7 +39,9 @@ def visible(
     among the first `sink_tokens` tokens of the query's segment. With `segments` (B, Tk) both must carry the
     same id, and an id below 0 is padding that sees and is seen by nobody.
 
-    Returns (Tq, Tk), or (B, Tq, Tk) with segments. O(Tq Tk): the oracle, not a fast path.
+    `reach` (Tq,) or (B, Tq) is a window of each query's own, where that is shorter.
+
+    Returns (Tq, Tk), or (B, Tq, Tk) with segments or a reach by row. O(Tq Tk): the oracle.
     """
     window = check_window(window)
     if not 0 <= Tq <= Tk:
@@ -44,6 +51,8 @@ def visible(
     query = key[Tk - Tq :, None]  # (Tq, 1), absolute positions
     causal = key <= query
     near = causal if window is None else causal & (query - key < window)
+    if reach is not None:
+        near = near & (query - key < reach[..., None])
     if segments is None:
         return near | (causal & (key < sink_tokens)) if sink_tokens else near
     same = segments[:, None, :] == segments[:, Tk - Tq :, None]  # (B, Tq, Tk)

@@ -42,9 +42,10 @@ def attend(
     sink_logits: Tensor | None,
     sink_tokens: int,
     position_bias: Tensor | None,
+    reach: Tensor | None = None,
 ) -> Tensor:
     """`local_attention` on checked arguments; rows of padded queries are finite and not yet zero."""
-    masks = make_masks(q, k, window, compute_dtype(q), segments, sink_tokens)
+    masks = make_masks(q, k, window, compute_dtype(q), segments, sink_tokens, reach)
     k_sinks, v_sinks = (None if masks.sinks is None else masks.sinks.gather(x) for x in (k, v))
     first = k.shape[2] - kept_keys(q.shape[2], k.shape[2], window)
     k, v = (x[:, :, first:] if first else x for x in (k, v))

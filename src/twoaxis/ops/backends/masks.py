@@ -26,7 +26,8 @@ class Masks:
     segments: Tensor | None  # (B, kept)
     sinks: Sinks | None
     inside: Tensor | None  # (b, kept): sink tokens among the kept keys
-    _seen: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+    reach: Tensor | None  # (b, Tq): each query's own window
+    tables: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)  # by shape, if that says it all
 
     def distance(self, number: int) -> Tensor:
         """Query position minus key position in the span of a block, (C, S)."""
@@ -39,13 +40,20 @@ class Masks:
 
         Sink columns, if there are any, come first. `bias` is the position bias (H, window).
         """
+        table = None if bias is not None else self.tables.get(self._shape(number))
+        return self._build(number, batch, bias) if table is None else table
+
+    def fill_tables(self) -> None:
+        """Build the masks that depend on nothing but a block's shape, once for all slabs and for backward."""
+        if self.segments is None and self.sinks is None and self.reach is None:
+            for number in range(len(self.plan)):
+                shape = self._shape(number)
+                if shape not in self.tables:
+                    self.tables[shape] = self._build(number, slice(0, 1), None)
+
+    def _shape(self, number: int) -> tuple[int, int, int]:
         block = self.plan[number]
-        if bias is not None or self.segments is not None or self.sinks is not None:
-            return self._build(number, batch, bias)
-        shape = (block.stop - block.start, block.last - block.first, self.offset + block.start - block.first)
-        if shape not in self._seen:
-            self._seen[shape] = self._build(number, batch, None)
-        return self._seen[shape]
+        return block.stop - block.start, block.last - block.first, self.offset + block.start - block.first
 
     def _build(self, number: int, batch: slice, bias: Tensor | None) -> Tensor:
         mask = self._visible(number, batch)  # (b, C, S)
@@ -64,6 +72,8 @@ class Masks:
         keys = slice(block.first, block.last)
         distance = self.distance(number)
         near = ((distance >= 0) & (distance < self.window))[None]
+        if self.reach is not None:
+            near = near & (distance < _rows(self.reach, batch)[:, block.start : block.stop, None])
         if self.sinks is not None and self.inside is not None:
             near = near | ((distance >= 0) & _rows(self.inside, batch)[:, None, keys])
         if self.segments is not None:
@@ -72,7 +82,8 @@ class Masks:
             near = near & (asking == ids[:, None, keys]) & (asking >= 0)
         if self.sinks is None:
             return near
-        early = _rows(self.sinks.exists, batch)[:, number, None, :].expand(-1, near.shape[1], -1)  # (b, C, n)
+        early = _rows(self.sinks.exists, batch)[:, number, None, :]
+        early = early.expand(len(near), near.shape[1], -1)  # (b, C, n)
         if self.segments is not None and self.sinks.segment is not None:
             early = early & (asking == self.sinks.segment[batch, number, None, None])
         return torch.cat([early, near], dim=-1)
@@ -88,18 +99,24 @@ class Masks:
 
 
 def make_masks(
-    q: Tensor, k: Tensor, window: int | None, dtype: torch.dtype, segments: Tensor | None, sink_tokens: int
+    q: Tensor,
+    k: Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+    segments: Tensor | None,
+    sink_tokens: int,
+    reach: Tensor | None = None,
 ) -> Masks:
     """The masks of `local_attention(q, k, ...)`, and with them its plan."""
     (_, H, Tq, _), (_, Hkv, Tk, _) = q.shape, k.shape
     kept = kept_keys(Tq, Tk, window)
     dropped, plan = Tk - kept, block_plan(Tq, window, Tk)
     sinks = inside = None
-    if sink_tokens and window is not None and Tq and Tk > window:
+    if sink_tokens and window is not None and Tq and (Tk > window or reach is not None):
         firsts = torch.tensor([dropped + block.first for block in plan], device=q.device)
         sinks = find_sinks(sink_tokens, firsts, Tk, segments)
         inside = sinks.inside[:, dropped:]
-    return Masks(
+    masks = Masks(
         plan=plan,
         window=Tk if window is None else window,
         offset=kept - Tq,
@@ -110,7 +127,10 @@ def make_masks(
         segments=None if segments is None else segments[:, dropped:],
         sinks=sinks,
         inside=inside,
+        reach=None if reach is None else reach.expand(1 if reach.ndim == 1 else q.shape[0], Tq),
     )
+    masks.fill_tables()
+    return masks
 
 
 def _rows(x: Tensor, batch: slice) -> Tensor:
