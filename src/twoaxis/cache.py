@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.errors import InputError
@@ -18,14 +19,33 @@ class Cache:
 
     length: tokens seen, the absolute position of the next one. segments: document ids of the rows still
     readable, (B, rows) with the newest last, or None as long as no segments were given.
+    fixed_shapes: every step of one size works on tensors of the same shapes, for compiled decoding.
     """
 
-    def __init__(self, slots: dict[str, Slot], batch_size: int, max_rollback: int = 0) -> None:
+    def __init__(
+        self,
+        slots: dict[str, Slot],
+        batch_size: int,
+        max_rollback: int = 0,
+        *,
+        fixed_shapes: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
         self.slots = slots
         self.batch_size, self.max_rollback = batch_size, max_rollback
         self.length = 0
         self.segments: Tensor | None = None
         self._documents: Slot | None = None
+        self._count: Tensor | None = None
+        if fixed_shapes:
+            self._count = torch.zeros((), dtype=torch.int64, device=device)
+            for slot in slots.values():
+                slot.fix(self._count)
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether every step of one size works on tensors of the same shapes."""
+        return self._count is not None
 
     def __getitem__(self, name: str) -> Slot:
         return self.slots[name]
@@ -43,6 +63,15 @@ class Cache:
             if slot.length != self.length:
                 raise InputError("an earlier pass through this cache ended half-way; make a new cache")
             slot.check_room(count)
+        segments, positions = self._follow(count, segments, positions)
+        if self._count is None:
+            return segments, positions
+        return self._fixed(self._count.fill_(self.length), count, segments, positions)
+
+    def _follow(
+        self, count: int, segments: Tensor | None, positions: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Documents and positions of the next tokens, after those seen."""
         if segments is None and self._documents is None:
             return None, positions
         if self._documents is None:
@@ -56,6 +85,23 @@ class Cache:
             positions = document_positions(segments, last)
         seen = self._documents.append(segment=segments, position=positions.expand(segments.shape))
         self.segments = seen["segment"]
+        return segments, positions
+
+    def _fixed(
+        self, seen: Tensor, count: int, segments: Tensor | None, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same at fixed shapes: rows that are not filled yet are padding, everything is a tensor."""
+        width = count + max((slot.reads(count) for slot in self.slots.values()), default=0)
+        age = torch.arange(width - 1, -1, -1, device=seen.device)  # of each row, 0 is the newest token
+        if segments is None:
+            row = torch.where(age < self.length + count, 0, -1)
+            self.segments = row.expand(self.batch_size, -1).contiguous()
+            segments = self.segments[:, width - count :]
+        else:
+            assert self.segments is not None
+            self.segments = F.pad(self.segments[:, -width:], (width - self.segments.shape[1], 0), value=-1)
+        if positions is None:
+            positions = torch.arange(self.length, self.length + count, device=seen.device)
         return segments, positions
 
     def _new_documents(self, device: torch.device) -> Slot:
@@ -77,6 +123,8 @@ class Cache:
     def advance(self, count: int) -> None:
         """Count tokens that a forward pass has appended."""
         self.length += count
+        for slot in self.slots.values():
+            slot.advance(count)
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,9 @@
 A slot keeps the newest rows of some named tensors, (B, rows, ...), in a ring. Its `length` counts every
 token it has seen and is not the number of rows it still holds. Appending returns the rows a module needs
 from before together with ALL new rows, in age order, and drops old rows only afterwards.
+
+A slot of fixed shapes (`fix`) returns the same number of rows at every step, the not yet filled ones first;
+it reads and writes by a count that lives on the device, so that a compiled step is compiled once.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Slot:
         self.keep, self.fixed = keep, keep is not None or max_length is not None
         rows = keep + 1 + max_rollback if keep is not None else (max_length or 0)
         self.length = 0  # tokens seen
+        self.count: Tensor | None = None  # the same on the device, kept by the cache, in a slot of fixed shapes
         self._high = 0  # largest length ever: rows older than _high - rows are overwritten
         self._data = {
             name: torch.zeros(batch_size, rows, *shape, dtype=dtype, device=device)
@@ -51,33 +55,74 @@ class Slot:
         return sum(t.numel() * t.element_size() for t in self._data.values())
 
     def append(self, **new: Tensor) -> dict[str, Tensor]:
-        """Store new rows (B, T, ...); return the kept rows before them and the new ones, oldest first."""
+        """Store new rows (B, T, ...); return the kept rows before them and the new ones, oldest first.
+
+        What is returned without gradients may be a view, good until the next append.
+        """
+        if self.count is not None:
+            return {name: self._append_fixed(name, x, self.count) for name, x in new.items()}
         count = next(iter(new.values())).shape[1]
         self.check_room(count)
         self._grow(self.length + count)
         before = self.length if self.keep is None else min(self.length, self.keep)
-        old = self._index(self.length - before, self.length)
-        joined = {
-            name: torch.cat((self._data[name][:, old].to(x.dtype), x), 1) if before else x
-            for name, x in new.items()
-        }
-        stored = min(count, self.rows)
-        end = self.length + count
-        where = self._index(end - stored, end)
+        start, end = self.length - before, self.length + count
+        joined = {}
         for name, x in new.items():
-            self._data[name][:, where] = x[:, count - stored :].detach().to(self._data[name].dtype)
-        self.length, self._high = end, max(self._high, end)
+            data = self._data[name]
+            whole = self._places(start, end) if end - start <= self.rows else []
+            view = len(whole) == 1 and data.dtype == x.dtype and not torch.is_grad_enabled()
+            if not view:
+                old = [data[:, place].to(x.dtype) for place in self._places(start, self.length)]
+                joined[name] = torch.cat((*old, x), 1) if old else x
+            stored = x[:, max(0, count - self.rows) :].detach()
+            for place in self._places(end - stored.shape[1], end):
+                size = place.stop - place.start
+                data[:, place] = stored[:, :size]
+                stored = stored[:, size:]
+            if view:
+                joined[name] = data[:, whole[0]]
+        self._count_to(end)
         return joined
+
+    def fix(self, count: Tensor) -> None:
+        """Return the same number of rows from now on; `count` () is kept equal to `length` by the cache."""
+        if self.keep is None and not self.fixed:
+            raise InputError("a cache of fixed shapes needs max_length: full attention would grow")
+        self.count = count
+
+    def reads(self, count: int) -> int:
+        """Rows from before that a slot of fixed shapes returns with `count` new ones."""
+        return max(0, self.rows - count) if self.keep is None else self.keep
+
+    def _append_fixed(self, name: str, x: Tensor, seen: Tensor) -> Tensor:
+        data, count = self._data[name], x.shape[1]
+        before, stored = self.reads(count), min(count, self.rows)
+        old = (seen - before + torch.arange(before, device=x.device)) % self.rows
+        joined = torch.cat((data.index_select(1, old).to(x.dtype), x), 1)
+        place = (seen + torch.arange(count - stored, count, device=x.device)) % self.rows
+        data.index_copy_(1, place, x[:, count - stored :].detach().to(data.dtype))
+        return joined
+
+    def advance(self, count: int) -> None:
+        """Count `count` tokens that a slot of fixed shapes has stored."""
+        if self.count is not None:
+            self._count_to(self.length + count)
+
+    def _count_to(self, length: int) -> None:
+        self.length, self._high = length, max(self._high, length)
 
     def newest(self) -> dict[str, Tensor]:
         """The newest row of every field, (B, 1, ...)."""
-        where = self._index(self.length - 1, self.length)
-        return {name: data[:, where] for name, data in self._data.items()}
+        (place,) = self._places(self.length - 1, self.length)
+        return {name: data[:, place] for name, data in self._data.items()}
 
     def entries(self) -> dict[str, Tensor]:
         """The rows held that may still be read, oldest first: (B, up to `rows`, ...)."""
-        where = self._index(min(max(0, self._high - self.rows), self.length), self.length)
-        return {name: data[:, where] for name, data in self._data.items()}
+        places = self._places(min(max(0, self._high - self.rows), self.length), self.length)
+        return {
+            name: torch.cat([data[:, place] for place in places], 1) if places else data[:, :0]
+            for name, data in self._data.items()
+        }
 
     def check_room(self, count: int) -> None:
         """Refuse `count` more tokens than the slot was made for."""
@@ -113,15 +158,12 @@ class Slot:
         """Row b becomes an independent copy of row parents[b] (beam search)."""
         self._data = {name: t.index_select(0, parents.to(t.device)) for name, t in self._data.items()}
 
-    def _index(self, start: int, stop: int) -> slice | Tensor:
-        """Ring places of tokens start..stop-1 in age order: a slice when they do not wrap."""
+    def _places(self, start: int, stop: int) -> list[slice]:
+        """Ring places of tokens start..stop-1 in age order: no slice, one, or two when they wrap."""
         if stop == start:
-            return slice(0, 0)
-        first, last = start % self.rows, (stop - 1) % self.rows
-        if first <= last:
-            return slice(first, last + 1)
-        device = next(iter(self._data.values())).device
-        return torch.arange(start, stop, device=device) % self.rows
+            return []
+        first, last = start % self.rows, (stop - 1) % self.rows + 1
+        return [slice(first, last)] if first < last else [slice(first, self.rows), slice(0, last)]
 
     def _grow(self, needed: int) -> None:
         if self.keep is not None or needed <= self.rows:

@@ -102,17 +102,25 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size at which a cost is asked: the layout, B sequences of T tokens, and the activations' dtype."""
+    """The size at which a cost is asked: the layout, B sequences of T tokens, and the activations' dtype.
+
+    max_rollback: tokens that a decoding cache can take back.
+    """
 
     layout: Layout
     batch_size: int
     seq_len: int
     dtype: str = "float32"
+    max_rollback: int = 0
 
     @property
     def tokens(self) -> int:
         """B * T."""
         return self.batch_size * self.seq_len
+
+    def cache_rows(self, keep: int | None) -> int:
+        """Rows that a decoding slot holds which reads `keep` rows before a token (None: all of them)."""
+        return self.seq_len if keep is None else keep + 1 + self.max_rollback
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,13 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.types import DTYPES, Cost, Shape
 
 
-def cost(cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float32") -> Cost:
+def cost(
+    cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float32", max_rollback: int = 0
+) -> Cost:
     """What a model costs on `batch_size` rows of `seq_len` tokens, without building it.
 
     parameters: learned numbers. flops_forward, flops_backward: of one training step over all tokens.
-    decode_state_bytes: `model.new_cache(batch_size, max_length=seq_len).nbytes`. boundary_bytes: what a block
+    decode_state_bytes: `model.new_cache(batch_size, max_length=seq_len, max_rollback=max_rollback).nbytes`. boundary_bytes: what a block
     hands on, at the block boundary where that is largest. by_part: the same counts of "embedding", "head",
     "depth" and each kind of core summed over blocks. dtype: of the weights, and so of the cache.
 
@@ -36,7 +38,11 @@ def cost(cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float
             raise InputError(f"{name}={value!r}: allowed is an integer of 1 or more")
     if dtype not in DTYPES:
         raise InputError(f"dtype={dtype!r}: allowed is {' or '.join(DTYPES)}")
-    shape = Shape(layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype)
+    if type(max_rollback) is not int or max_rollback < 0:
+        raise InputError(f"max_rollback={max_rollback!r}: allowed is an integer of 0 or more")
+    shape = Shape(
+        layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype, max_rollback=max_rollback
+    )
     depth, table = cfg.depth_config(), cfg.vocab_size * cfg.d_model
     parts = {
         "embedding": Cost(parameters=table),

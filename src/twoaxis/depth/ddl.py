@@ -155,8 +155,9 @@ class DDL(Connection):
             if self.expanded:
                 per_token += (sublayers + 1) * reading
                 parameters += (layout.n_blocks + 1) * kernel
-            rows = d * self.embed_kernel if self.embeds else 0
-            rows += (sublayers + 1) * d * m * self.taps if self.expanded and token else 0
+            rows = d * shape.cache_rows(self.embed_kernel - 1) if self.embeds else 0
+            if self.expanded and token:
+                rows += (sublayers + 1) * d * m * shape.cache_rows(self.taps - 1)
             stored = "float64" if shape.dtype == "float64" else layout.state_dtype
             return Cost(
                 parameters=parameters,

@@ -64,12 +64,29 @@ class Decoder(nn.Module):
         counted within each document, on from what the cache has seen. return_states: also return {"block.0":
         the state before block 0, .., "block.L": the state after the last, "final": what the head reads}.
         """
+        out = self.run(tokens, self.context(tokens, segments, positions, cache), return_states)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return out
+
+    def context(
+        self,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Context:
+        """What the blocks need to know of these tokens; the first half of `forward`, before any computation."""
         self._check(tokens, segments, positions, cache)
         if cache is not None:
             segments, positions = cache.begin(tokens.shape[1], segments, positions)
         elif segments is not None and positions is None:
             positions = document_positions(segments)
-        ctx = Context(segments, positions, cache)
+        return Context(segments, positions, cache)
+
+    def run(self, tokens: Tensor, ctx: Context, return_states: bool = False) -> Any:
+        """The second half of `forward`: tensors in, tensors out; with a cache, `cache.advance` has to follow."""
+        cache = ctx.cache
         state = self.stream.open(self.embedding(tokens).to(self.state_dtype), ctx)
         states = {"block.0": state}
         for index, block in enumerate(self.blocks):
@@ -81,8 +98,6 @@ class Decoder(nn.Module):
                 states[f"block.{index + 1}"] = state
         x = self.stream.close(state, ctx)
         logits = self.head(x.to(self.head.weight.dtype))
-        if cache is not None:
-            cache.advance(tokens.shape[1])
         return (logits, {**states, "final": x}) if return_states else logits
 
     def loss(self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None) -> Tensor:
@@ -90,11 +105,19 @@ class Decoder(nn.Module):
         logits = self(tokens, segments=segments)
         return token_loss(logits, targets) / (targets != -100).sum().clamp(min=1)
 
-    def new_cache(self, batch_size: int, max_length: int | None = None, max_rollback: int = 0) -> Cache:
+    def new_cache(
+        self,
+        batch_size: int,
+        max_length: int | None = None,
+        max_rollback: int = 0,
+        *,
+        fixed_shapes: bool = False,
+    ) -> Cache:
         """An empty decoding cache.
 
         max_length: tokens it must hold; None lets full attention grow. max_rollback: tokens that may be taken
-        back after windows have filled.
+        back after windows have filled. fixed_shapes: each step reads as many rows as fit, filled or not, so
+        that `compiled_step` compiles once; full attention then needs max_length.
         """
         for name, value in (
             ("batch_size", batch_size),
@@ -108,7 +131,7 @@ class Decoder(nn.Module):
             name: module.new_slot(batch_size, max_length, max_rollback, weight.dtype, weight.device)
             for name, module in remembering(self)
         }
-        return Cache(slots, batch_size, max_rollback)
+        return Cache(slots, batch_size, max_rollback, fixed_shapes=fixed_shapes, device=weight.device)
 
     def param_rules(self) -> dict[str, ParamRule]:
         """How the optimiser treats each parameter: matrices of cores and embeddings decay; norms, biases,

@@ -19,79 +19,12 @@ from twoaxis import spec
 from twoaxis.cache import Remembers, Slot
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import check_window, local_attention, visible_pairs
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.ops import check_window, local_attention
+from twoaxis.sequence.attention_config import AttentionConfig
+from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.nested import build_inner
 from twoaxis.sequence.rotary import rotary_angles, rotate
-from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
-
-
-class AttentionConfig(SequenceConfig):
-    """Options that every softmax attention shares. None takes the model's value."""
-
-    n_heads: int | None = None
-    n_kv_heads: int | None = None
-    qk_norm: bool | None = None
-
-    @property
-    def accepts_qkv(self) -> bool:
-        return True
-
-    def check(self) -> None:
-        for name in ("n_heads", "n_kv_heads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(
-                    f"{self.name}({name}={value}): allowed is 1 or more, or None for the model's"
-                )
-
-    @property
-    def rotary(self) -> bool:
-        """Whether queries and keys are turned by their positions."""
-        return True
-
-    def heads(self, layout: Layout) -> tuple[int, int, int]:
-        """(query heads H, key/value heads, head width D) in a model."""
-        h = self.n_heads or layout.n_heads
-        hkv = self.n_kv_heads or (layout.n_kv_heads if self.n_heads is None else h)
-        if layout.d_model % h or h % hkv:
-            raise InputError(
-                f"{self.name}: d_model={layout.d_model}, n_heads={h}, n_kv_heads={hkv}: heads must divide d_model and "
-                "key/value heads must divide heads"
-            )
-        if self.rotary and layout.d_model // h % 2:
-            raise InputError(
-                f"{self.name}: d_model={layout.d_model}, n_heads={h} give heads of width {layout.d_model // h}, "
-                "and rotation needs an even width; change one"
-            )
-        return h, hkv, layout.d_model // h
-
-    def window_in(self, block: int) -> int | None:
-        """The window of this core in a block; None sees everything before."""
-        raise NotImplementedError
-
-    def parameters(self, layout: Layout) -> int:
-        """How many numbers it learns."""
-        h, hkv, width = self.heads(layout)
-        normed = layout.qk_norm if self.qk_norm is None else self.qk_norm
-        return 2 * layout.d_model * width * (h + hkv) + (2 * width if normed else 0)
-
-    def cost(self, shape: Shape, block: int = 0) -> Cost:
-        return self.cost_as_built(shape, block, {})
-
-    def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
-        layout, window = shape.layout, self.window_in(block)
-        h, hkv, width = self.heads(layout)
-        missing = 0 if options.get("value_projection", True) else layout.d_model * hkv * width
-        projections = (4 * layout.d_model * width * (h + hkv) - 2 * missing) * shape.tokens
-        scores = 4 * width * h * visible_pairs(shape.seq_len, window) * shape.batch_size
-        rows = shape.seq_len if window is None else window
-        item = torch.empty((), dtype=getattr(torch, shape.dtype)).element_size()
-        return Cost(
-            parameters=self.parameters(layout) - missing,
-            flops_forward=projections + scores,
-            flops_backward=2 * (projections + scores),
-            decode_state_bytes=2 * hkv * width * rows * shape.batch_size * item,
-        )
+from twoaxis.types import Context, Coordinates, Layout, Reads
 
 
 class SoftmaxAttention(Mixer, Remembers, ABC):
@@ -100,29 +33,40 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
         self.n_heads, self.n_kv_heads, self.width = cfg.heads(layout)
+        self.value_width, self.rotated = cfg.value_width(layout), cfg.rotated(layout)
         self.window = cfg.window_in(block)
         d = layout.d_model
         self.sizes = [self.n_heads * self.width, self.n_kv_heads * self.width]  # rows of W_q, W_k, W_v
-        if self.value_projection:
+        if cfg.value == "linear" and self.value_projection:
             self.sizes.append(self.n_kv_heads * self.width)
         self.qkv = nn.Linear(d, sum(self.sizes), bias=False)
-        self.out = nn.Linear(self.n_heads * self.width, d, bias=False)
-        normed = layout.qk_norm if cfg.qk_norm is None else cfg.qk_norm
-        self.q_norm = RMSNorm(self.width, layout.norm_eps) if normed else nn.Identity()
-        self.k_norm = RMSNorm(self.width, layout.norm_eps) if normed else nn.Identity()
+        linear = cfg.output == "linear"
+        self.out = nn.Linear(self.n_heads * self.value_width, d, bias=False) if linear else nn.Identity()
+        self.norm = cfg.norm(layout)
+        q, k = (self.width, self.width) if self.norm == "head" else self.sizes[:2]
+        self.q_norm = nn.Identity() if self.norm == "none" else RMSNorm(q, layout.norm_eps)
+        self.k_norm = nn.Identity() if self.norm == "none" else RMSNorm(k, layout.norm_eps)
+        self.mixers = build_inner(cfg, layout, block, options)
 
     def output_layers(self) -> list[nn.Linear]:
-        return [self.out]
+        return [self.out] if isinstance(self.out, nn.Linear) else []
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
-        q, k, v = self.project(reads)
+        q, k, v = self.project(reads, ctx)
         if v is None:
             raise InputError("this attention has no W_v: its depth method must put values between its halves")
         return self.attend(q, k, v, ctx)
 
-    def project(self, reads: Reads) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q (B, T, H, D), k and v (B, T, Hkv, D), before rotation; v is None without `value_projection`."""
+    def project(self, reads: Reads, ctx: Context | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q (B, T, H, D), k and v (B, T, Hkv, D), before the mixers q, k, v, qkv and before rotation.
+
+        v is None without `value_projection`. ctx: needed by a mixer before the projections, and only there.
+        """
         reads = reads.to(self.qkv.weight.dtype)
+        if "input" in self.mixers:
+            if ctx is None or reads.key is not None or reads.value is not None:
+                raise InputError(f"{self.cfg.spec()} mixes its input: give project() the context and one input")
+            reads = Reads(self.mixers["input"](reads, ctx))
         if reads.key is None and reads.value is None:
             parts = self.qkv(reads.x).split(self.sizes, -1)
         else:
@@ -133,35 +77,66 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
             )
             weights = self.qkv.weight.split(self.sizes)
             parts = [F.linear(x, w) for x, w in zip(inputs, weights)]  # two weights: no values
-        q, k, *v = (p.unflatten(-1, (-1, self.width)) for p in parts)
-        return self.q_norm(q), self.k_norm(k), v[0] if v else None
+        q, k, *v = parts
+        values = v[0] if v else self._values(k, reads)
+        if self.norm == "full":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (x.unflatten(-1, (-1, self.width)) for x in (q, k))
+        if self.norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, None if values is None else values.unflatten(-1, (-1, self.value_width))
+
+    def _values(self, k: Tensor, reads: Reads) -> Tensor | None:
+        """Values without a W_v."""
+        if not self.value_projection:
+            return None
+        if self.cfg.value == "key":
+            return k
+        return reads.x if reads.value is None else reads.value
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
-        if self.cfg.rotary:
-            cos, sin = self.angles(q, ctx)
+        q, k, v = self._mixed(q, k, v, ctx)
+        positions = self.positions(q, ctx)
+        if self.rotated:
+            cos, sin = rotary_angles(positions, self.rotated, self.layout.rope_base, q.dtype)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        segments = ctx.segments
-        if ctx.cache is not None:
-            rows = ctx.cache[self.slot_name].append(k=k, v=v)
-            k, v = rows["k"], rows["v"]
-            segments = ctx.cache.segments[:, -k.shape[1] :] if ctx.cache.segments is not None else None
+        k, v, segments = self.remember(k, v, ctx)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
-        y = local_attention(q, k, v, self.window, segments=segments, **self.extras())
+        y = self.read(q, k, v, segments, positions)
         y = self.out(y.transpose(1, 2).flatten(2))
         return F.dropout(y, self.layout.dropout, self.training)
 
-    def angles(self, q: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """cos and sin of the rotation of each token."""
-        positions = ctx.positions
-        if positions is None:
-            start = ctx.cache.length if ctx.cache is not None else 0
-            positions = torch.arange(start, start + q.shape[1], device=q.device)
-        return rotary_angles(positions, self.width, self.layout.rope_base, q.dtype)
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v after the mixers on each of them, then after the one on all side by side."""
+        q, k, v = (
+            self.mixers[name](Reads(x.flatten(2)), ctx).view_as(x) if name in self.mixers else x
+            for name, x in (("q", q), ("k", k), ("v", v))
+        )
+        if "qkv" in self.mixers:
+            flat = [x.flatten(2) for x in (q, k, v)]
+            mixed = self.mixers["qkv"](Reads(torch.cat(flat, -1)), ctx).split([x.shape[-1] for x in flat], -1)
+            q, k, v = (y.unflatten(-1, x.shape[2:]) for x, y in zip((q, k, v), mixed))
+        return q, k, v
 
-    def extras(self) -> dict[str, Any]:
-        """Further arguments of the operator: sinks, position bias."""
-        return {}
+    def positions(self, q: Tensor, ctx: Context) -> Tensor:
+        """The position of each new token, (T,) or (B, T)."""
+        if ctx.positions is not None:
+            return ctx.positions
+        start = ctx.cache.length if ctx.cache is not None else 0
+        return torch.arange(start, start + q.shape[1], device=q.device)
+
+    def remember(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The kept keys and values followed by the new ones, and the documents of all these rows."""
+        if ctx.cache is None:
+            return k, v, ctx.segments
+        rows = ctx.cache[self.slot_name].append(k=k, v=v)
+        seen, count = ctx.cache.segments, rows["k"].shape[1]
+        return rows["k"], rows["v"], None if seen is None else seen[:, seen.shape[1] - count :]
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, positions: Tensor) -> Tensor:
+        """softmax(q k^T / sqrt(D)) v, heads before tokens."""
+        return local_attention(q, k, v, self.window, segments=segments)
 
     def new_slot(
         self,
@@ -171,16 +146,18 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Slot:
-        row = ((self.n_kv_heads, self.width), dtype)
-        keep = None if self.window is None else self.window - 1
         return Slot(
             batch_size,
-            {"k": row, "v": row},
-            keep=keep,
+            self.rows(dtype),
+            keep=None if self.window is None else self.window - 1,
             max_rollback=max_rollback,
             max_length=max_length,
             device=device,
         )
+
+    def rows(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """What the cache keeps of each token."""
+        return {"k": ((self.n_kv_heads, self.width), dtype), "v": ((self.n_kv_heads, self.value_width), dtype)}
 
 
 @spec.register("sequence", "attention")
