@@ -45,11 +45,12 @@ def test_a_fuller_store_is_still_windowed(backend):
 
 @pytest.mark.parametrize("backend", ["blocked", "sdpa", "auto"])
 @pytest.mark.parametrize("Tq", [1, 3])
-def test_keys_before_the_window_are_not_even_read(backend, Tq):
-    """A step costs its window, not its cache: NaN in older keys stays unseen."""
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_keys_before_the_window_are_not_even_read(backend, Tq, sinks):
+    """A step costs its window (and sinks), not its cache: NaN in older keys stays unseen."""
     q, k, v = qkv(30, Tq=Tq)
-    k[:, :, : 30 - (Tq + 3)] = v[:, :, : 30 - (Tq + 3)] = torch.nan
-    assert local_attention(q, k, v, 4, backend=backend).isfinite().all()
+    k[:, :, sinks : 30 - (Tq + 3)] = v[:, :, sinks : 30 - (Tq + 3)] = torch.nan
+    assert local_attention(q, k, v, 4, sink_tokens=sinks, backend=backend).isfinite().all()
 
 
 @backends

@@ -17,7 +17,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not touch the reductions on `x`'s device."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    off = kind == "meta" or not torch.is_autocast_enabled(kind)
+    return nullcontext() if off else torch.autocast(kind, enabled=False)
 
 
 def token_chunks(tokens: int, width: int, x: Tensor) -> Iterator[slice]:

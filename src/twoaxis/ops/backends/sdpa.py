@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..precision import full_precision
 from ..window import visible
@@ -24,16 +24,18 @@ def attend(
     is_causal top-left, so it serves only Tq = Tk.
     """
     Tq, Tk = q.shape[2], k.shape[2]
-    kept = Tk if sink_tokens else kept_keys(Tq, Tk, window)
-    if kept < Tk:
-        k, v = k[:, :, Tk - kept :], v[:, :, Tk - kept :]
-        segments = None if segments is None else segments[:, Tk - kept :]
-    full = window is None or window >= kept
+    kept = Tk if sink_tokens and segments is not None else kept_keys(Tq, Tk, window)
+    dropped = Tk - kept
+    early = min(sink_tokens, dropped)  # sink tokens before the kept keys: all queries see them
+    if dropped:
+        k, v = (torch.cat([x[:, :, :early], x[:, :, dropped:]], dim=2) for x in (k, v))
+        segments = None if segments is None else segments[:, dropped:]
     mask, causal = None, False
-    if segments is None and full and Tq == kept:
+    if segments is None and not early and Tq == kept and (window is None or window >= kept):
         causal = True
-    elif segments is not None or not full or Tq > 1:
-        mask = visible(Tq, kept, window, segments, sink_tokens).to(q.device)
+    elif segments is not None or Tq > 1:
+        mask = visible(Tq, kept, window, segments, sink_tokens - early).to(q.device)
+        mask = pad(mask, (early, 0), value=True)
     if segments is not None and mask is not None:
         own = torch.arange(kept, device=q.device) == torch.arange(kept - Tq, kept, device=q.device)[:, None]
         padded = (segments[:, kept - Tq :] < 0)[..., None]

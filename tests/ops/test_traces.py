@@ -1,0 +1,46 @@
+"""Operators under torch's tracers: whole graphs, and shapes without data."""
+
+import pytest
+import torch
+from attention_cases import documents, qkv
+
+from twoaxis.ops import delta_rewrite, depth_read, local_attention, mix
+
+CALLS = {
+    "blocked": lambda x: local_attention(x, 2 * x, 3 * x, 4, backend="blocked"),
+    "blocked documents": lambda x: local_attention(
+        x, 2 * x, 3 * x, 4, segments=documents(2, 40), backend="blocked"
+    ),
+    "sdpa": lambda x: local_attention(x, x, x, None),
+    "depth_read": lambda x: depth_read(x[0, 0, 0], (x, 2 * x), output_eps=1e-6),
+    "mix": lambda x: mix((x, 2 * x), x[0, 0, :2, 0]),
+    "delta_rewrite": lambda x: delta_rewrite(x, 2 * x, x[..., 0], x[..., 1], 1e-5),
+}
+calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@calls
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's own tracer does
+def test_one_graph(call):
+    """Pitfall: fullgraph works; forward and backward equal the eager ones."""
+    torch._dynamo.reset()
+    grads = []
+    for f in (call, torch.compile(call, backend="eager", fullgraph=True)):
+        x = qkv(40)[0].requires_grad_()
+        torch.manual_seed(0)
+        x.data.normal_()
+        f(x).square().sum().backward()
+        grads.append(x.grad)
+    assert (grads[0] - grads[1]).abs().max() < 1e-13
+
+
+@calls
+def test_shapes_without_data(call):
+    x = torch.empty(2, 4, 40, 3, device="meta", requires_grad=True)
+    if call is CALLS["blocked documents"]:
+        pytest.skip("its segments hold data")
+    out = call(x)
+    out.sum().backward()
+    assert out.shape == x.shape == x.grad.shape
