@@ -1,9 +1,9 @@
-"""Runs that die while they save, each in a process of its own. Not a test: `test_train_checkpoint.py` starts it.
+"""Runs that die while they save, in processes of their own. Started by `test_train_checkpoint.py`; not a test.
 
-dying_runs.py kill CONFIG FOLDER: for n = 0, 1, ... the last save of a copy of the run FOLDER/crashed, FOLDER/killed-n,
-    gets SIGKILL at its n-th call that changes files; prints how many there are.
-dying_runs.py limit CONFIG RUN: a run whose files may not grow beyond a small size after step 3; prints what the
-    command would say and return.
+dying_runs.py kill CONFIG FOLDER: for n = 0, 1, ... a copy of the run FOLDER/crashed, FOLDER/killed-n, makes its
+    last save and gets SIGKILL at the n-th call that changes files; prints how many such calls there are.
+dying_runs.py limit CONFIG RUN: a run whose files may not grow beyond a small size after step 3; prints what
+    the command would say and return.
 """
 
 import json

@@ -40,7 +40,10 @@ def same_weights(*folders):
 
 def in_a_child(*arguments):
     """Run `dying_runs.py`; what it printed."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [sys.executable, str(CHILDREN), *map(str, arguments)], capture_output=True, text=True, env=environment
     )
@@ -48,9 +51,12 @@ def in_a_child(*arguments):
     return done.stdout
 
 
-# pitfalls, Saving: "kill the process at every write during save (also between files); restart -> resume uses the
-# last complete one and says which it skipped; a directory counts only once a marker written last exists"
-def test_a_run_killed_at_any_write_of_a_save_resumes_from_the_last_complete_checkpoint(tiny, tmp_path, caplog):
+# pitfalls, Saving: "kill the process at every write during save (also between files); restart -> resume
+# uses the last complete one and says which it skipped; a directory counts only once a marker written last
+# exists"
+def test_a_run_killed_at_any_write_of_a_save_resumes_from_the_last_complete_checkpoint(
+    tiny, tmp_path, caplog
+):
     cfg = tiny(steps=4, checkpoint_every=2)
     train(cfg, tmp_path / "whole")
     with pytest.raises(ZeroDivisionError):  # before the last save
@@ -79,8 +85,9 @@ def test_a_run_killed_at_any_write_of_a_save_resumes_from_the_last_complete_chec
     assert unfinished >= 10
 
 
-# pitfalls, Saving: "a file-size limit or tiny file system so the write fails halfway -> previous checkpoint intact,
-# partial files removed, clear message with needed and free bytes, non-zero exit, training state still resumable"
+# pitfalls, Saving: "a file-size limit or tiny file system so the write fails halfway -> previous checkpoint
+# intact, partial files removed, clear message with needed and free bytes, non-zero exit, training state
+# still resumable"
 def test_a_file_size_limit_leaves_a_resumable_run(tiny, tmp_path):
     small = tiny(steps=4, checkpoint_every=2)
     train(small, tmp_path / "whole")
@@ -119,7 +126,9 @@ def test_the_marker_is_written_after_every_other_file(tmp_path, monkeypatch):
     from twoaxis.train import checkpoint
 
     written, write = [], checkpoint.write_synced
-    monkeypatch.setattr(checkpoint, "write_synced", lambda path, data: (written.append(path.name), write(path, data)))
+    monkeypatch.setattr(
+        checkpoint, "write_synced", lambda path, data: (written.append(path.name), write(path, data))
+    )
     save_checkpoint(tmp_path, 1, FILES, keep=1)
     assert written == [*FILES, "COMPLETE"]
 
@@ -141,7 +150,9 @@ def fail(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(tiny, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(
+    tiny, tmp_path, monkeypatch
+):
     accumulate, calls = session_module.accumulate, []
 
     def spoiled(*args):
@@ -198,8 +209,8 @@ def test_outside_the_main_thread_signals_stay_as_they_are():
     assert seen == [before]
 
 
-# pitfalls, Recomputation: "save from plain, compiled ...; load each into each -> all pairs load strictly; a missing or
-# unexpected key is an error, never a warning" (plain and compiled)
+# pitfalls, Recomputation: "save from plain, compiled ...; load each into each -> all pairs load strictly; a
+# missing or unexpected key is an error, never a warning" (plain and compiled)
 @pytest.mark.parametrize("source", ["plain", "compiled", "wrapped"])
 @pytest.mark.parametrize("target", ["plain", "compiled", "wrapped"])
 def test_compiled_and_plain_models_share_their_files(source, target, tmp_path):

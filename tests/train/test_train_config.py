@@ -24,8 +24,8 @@ CHANGES = [
 ]
 
 
-# pitfalls, Configuration: "for each field: set to None, False, 0, empty list, the base default, a non-default;
-# save, load -> equal configs; files are complete"
+# pitfalls, Configuration: "for each field: set to None, False, 0, empty list, the base default, a
+# non-default; save, load -> equal configs; files are complete"
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: ",".join(c) or "defaults")
 def test_a_configuration_survives_its_file(change, tmp_path):
     cfg = TrainConfig(**change)
@@ -38,8 +38,8 @@ def test_a_configuration_survives_its_file(change, tmp_path):
     assert set(written["model"]) == {f.name for f in dataclasses.fields(ModelConfig)}
 
 
-# pitfalls, Configuration: "config with 'windw: 8'; with 'window' one level too high -> ... naming the key and the
-# nearest valid one" (the exit code is tested with the command)
+# pitfalls, Configuration: "config with 'windw: 8'; with 'window' one level too high -> ... naming the key
+# and the nearest valid one" (the exit code is tested with the command)
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -92,7 +92,8 @@ def test_bad_values_are_refused(change, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1e-3", 1e-3), ("1E-3", 1e-3), ("2.5e2", 250.0), ("-1e+2", -100.0), ("'1e-3'", "1e-3")]
+    ("text", "value"),
+    [("1e-3", 1e-3), ("1E-3", 1e-3), ("2.5e2", 250.0), ("-1e+2", -100.0), ("'1e-3'", "1e-3")],
 )
 def test_yaml_numbers_with_exponents_are_numbers(text, value, tmp_path):
     path = tmp_path / "a.yaml"

@@ -13,7 +13,9 @@ PRECISIONS = ["float32", "autocast", "bf16_master"]
 
 def model_of(depth="additive", **fields):
     torch.manual_seed(0)
-    return Decoder(ModelConfig(**{"vocab_size": 20, "d_model": 16, "n_blocks": 2, "n_heads": 2, "depth": depth} | fields))
+    return Decoder(
+        ModelConfig(**{"vocab_size": 20, "d_model": 16, "n_blocks": 2, "n_heads": 2, "depth": depth} | fields)
+    )
 
 
 def batch_of(*lengths, width=None):
@@ -38,8 +40,8 @@ def session_of(text, cfg):
     return Session(cfg, tokenize(load_corpus(text).train, load_tokenizer("byte")))
 
 
-# pitfalls, Loss: "samples of 11 and 101 tokens: batch 2 x accumulation 1 against batch 1 x accumulation 2 -> same
-# gradient and same logged loss"
+# pitfalls, Loss: "samples of 11 and 101 tokens: batch 2 x accumulation 1 against batch 1 x accumulation 2
+# -> same gradient and same logged loss"
 def test_the_loss_is_the_mean_over_all_targets_of_all_micro_batches():
     whole = batch_of(11, 101)
     rows = [Batch(whole.tokens[i : i + 1], whole.targets[i : i + 1], None) for i in (0, 1)]
@@ -53,13 +55,15 @@ def test_the_loss_is_the_mean_over_all_targets_of_all_micro_batches():
     assert abs(mean_of_means - once[0]) > 1e-4  # the mistake would show
 
 
-# pitfalls, Loss: "a batch whose labels are all ignored; also an empty batch -> loss 0, gradients 0, step counted and
-# reported; every loss variant behaves the same"
+# pitfalls, Loss: "a batch whose labels are all ignored; also an empty batch -> loss 0, gradients 0, step
+# counted and reported; every loss variant behaves the same"
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", ["ignored", "empty", "both"])
 def test_without_targets_the_loss_and_every_gradient_are_zero(case, precision):
     empty = Batch(torch.zeros(0, 7, dtype=torch.int64), torch.zeros(0, 7, dtype=torch.int64), None)
-    batches = {"ignored": [batch_of(0, 0, width=7)], "empty": [empty], "both": [empty, batch_of(0, width=7)]}[case]
+    batches = {"ignored": [batch_of(0, 0, width=7)], "empty": [empty], "both": [empty, batch_of(0, width=7)]}[
+        case
+    ]
     loss, targets, found = gradients(model_of(), batches, precision)
     assert (loss, targets) == (0, 0)
     assert all(not grad.any() for grad in found.values())
@@ -106,7 +110,9 @@ def test_bf16_masters_gain_what_bfloat16_would_lose(text, tiny):
     session.step()
     gain = session.master.named["stream.norm.weight"] - before["stream.norm.weight"]
     assert (gain.abs() > 0).all()
-    assert torch.equal(session.model.stream.norm.weight.float(), before["stream.norm.weight"])  # ones: 1e-5 is rounded away
+    assert torch.equal(
+        session.model.stream.norm.weight.float(), before["stream.norm.weight"]
+    )  # ones: 1e-5 is rounded away
     for name, weight in session.model.named_parameters():
         assert torch.equal(weight, session.master.named[name].bfloat16())
 
@@ -126,9 +132,12 @@ def live_tensors():
     return {"all": len(tensors), "in graphs": in_graphs, "bytes": sum(t.nbytes for t in tensors)}
 
 
-# pitfalls, Depth states: "20 training steps with depth-state statistics and loss history switched on; count live
-# graph tensors -> memory after step 20 equals memory after step 2; anything kept across steps is detached"
-@pytest.mark.parametrize("run", [{}, {"precision": "bf16_master", "accumulation": 2, "checkpointing": True}], ids=str)
+# pitfalls, Depth states: "20 training steps with depth-state statistics and loss history switched on; count
+# live graph tensors -> memory after step 20 equals memory after step 2; anything kept across steps is
+# detached"
+@pytest.mark.parametrize(
+    "run", [{}, {"precision": "bf16_master", "accumulation": 2, "checkpointing": True}], ids=str
+)
 def test_steps_leave_nothing_behind(run, text, tiny):
     session = session_of(text, tiny(model={"depth": "attnres"}, steps=100, **run))
     history = [session.step() for _ in range(2)]

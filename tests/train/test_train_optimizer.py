@@ -10,7 +10,9 @@ DEPTH = sorted(methods("depth"))
 
 
 def model_of(depth="additive", **fields):
-    return Decoder(ModelConfig(**{"vocab_size": 20, "d_model": 16, "n_blocks": 2, "n_heads": 2, "depth": depth} | fields))
+    return Decoder(
+        ModelConfig(**{"vocab_size": 20, "d_model": 16, "n_blocks": 2, "n_heads": 2, "depth": depth} | fields)
+    )
 
 
 def optimizer_of(model, **run):
@@ -27,15 +29,17 @@ def take_step(optimizer, seed=0, lr=0.1):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("depth", DEPTH)
 def test_each_parameter_is_in_exactly_one_group(depth, optimizer):
-    model = model_of(depth, sequence=["short_swa(window=3, position='bias')", "attention", "mlp"], tie_embeddings=False)
+    model = model_of(
+        depth, sequence=["short_swa(window=3, position='bias')", "attention", "mlp"], tie_embeddings=False
+    )
     built = optimizer_of(model, optimizer=optimizer)
     inside = [id(p) for part in built.parts for group in part.param_groups for p in group["params"]]
     assert sorted(inside) == sorted(map(id, model.parameters()))
 
 
-# pitfalls, Loss: "each method: list parameters under decay; train with zero gradient and decay on -> only weight
-# matrices shrink; depth weights, gates, scalars, biases, norms and stream-mixing offsets do not (or as the method's
-# paper sets, stated)"
+# pitfalls, Loss: "each method: list parameters under decay; train with zero gradient and decay on -> only
+# weight matrices shrink; depth weights, gates, scalars, biases, norms and stream-mixing offsets do not (or
+# as the method's paper sets, stated)"
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("depth", DEPTH)
 def test_with_zero_gradients_only_weight_matrices_shrink(depth, optimizer):
@@ -56,7 +60,9 @@ def test_with_zero_gradients_only_weight_matrices_shrink(depth, optimizer):
         else:
             assert torch.equal(parameter, before[name]), name
     decayed = {name for name, rule in rules.items() if rule.decay}
-    cores = {n for n, p in model.named_parameters() if ".cores." in n and p.ndim == 2 and "position_bias" not in n}
+    cores = {
+        n for n, p in model.named_parameters() if ".cores." in n and p.ndim == 2 and "position_bias" not in n
+    }
     assert decayed >= {"embedding.weight", *cores}
     assert all(before[name].ndim >= 2 for name in decayed)
 
@@ -73,15 +79,17 @@ def test_the_learning_rate_scale_of_a_rule_is_used():
 
 
 def test_muon_takes_the_matrices_of_cores_and_adamw_the_rest():
-    model = model_of("denseformer", sequence=["short_swa(window=3, position='bias')", "mlp"], tie_embeddings=False)
+    model = model_of(
+        "denseformer", sequence=["short_swa(window=3, position='bias')", "mlp"], tie_embeddings=False
+    )
     groups = optimizer_of(model, optimizer="muon").groups
     muon = sorted(name for key, names in groups.items() if key[0] == "muon" for name in names)
     kinds = ("cores.0.out.weight", "cores.0.qkv.weight", "cores.1.down.weight", "cores.1.up.weight")
     assert muon == [f"blocks.{block}.{kind}" for block in (0, 1) for kind in kinds]
 
 
-# pitfalls, Loss: "same model, two same-shaped parameters declared in swapped order, resume -> moments follow the
-# name, or loading is refused"
+# pitfalls, Loss: "same model, two same-shaped parameters declared in swapped order, resume -> moments
+# follow the name, or loading is refused"
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_state_follows_names_and_not_the_order(kind):
     def build(*order):
@@ -122,8 +130,8 @@ def test_a_state_that_does_not_fit_is_refused(damage):
         optimizer_of(model_of()).load_state(damage(first.state()))
 
 
-# pitfalls, Parallel training: "gradient norms 3 and 4, clip at 1 -> total 5; both are scaled by 1/5; the logged
-# norm is 5" (on one process)
+# pitfalls, Parallel training: "gradient norms 3 and 4, clip at 1 -> total 5; both are scaled by 1/5; the
+# logged norm is 5" (on one process)
 def test_clipping_scales_all_gradients_by_one_norm_and_returns_the_true_one():
     weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0])

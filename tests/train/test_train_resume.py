@@ -50,9 +50,9 @@ def tensors_of(folder, step):
     return {name: read_safetensors(checkpoint / f"{name}.safetensors") for name in ("model", "state")}
 
 
-# "40 training steps equal 20 + resume + 20 bit for bit on the CPU, for three different methods"; pitfalls, Saving:
-# "dropout 0.1, warm-up + cosine schedule; 10 steps against 5 + resume + 5 -> identical losses and learning rates
-# step by step on CPU"
+# "40 training steps equal 20 + resume + 20 bit for bit on the CPU, for three different methods"; pitfalls,
+# Saving: "dropout 0.1, warm-up + cosine schedule; 10 steps against 5 + resume + 5 -> identical losses and
+# learning rates step by step on CPU"
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_20_and_20_steps_are_40(variant, tiny, tmp_path):
     cfg = tiny(steps=40, warmup_steps=10, eval_every=10, eval_tokens=50, **VARIANTS[variant])
@@ -191,7 +191,9 @@ def test_other_data_are_refused(tiny, tmp_path, text):
 
 
 # pitfalls, Saving: "every saved field is read back (a misspelled key is caught by a round-trip test)"
-@pytest.mark.parametrize("place", [(), ("progress",), ("loader",), ("random",), ("random", "numpy")], ids=".".join)
+@pytest.mark.parametrize(
+    "place", [(), ("progress",), ("loader",), ("random",), ("random", "numpy")], ids=".".join
+)
 def test_a_misspelled_key_of_the_saved_state_is_refused(place, tiny, tmp_path):
     train(tiny(), tmp_path, on_step=stop_at(2))
     checkpoint = tmp_path / "checkpoints" / "step-00000002"
@@ -208,8 +210,8 @@ def test_a_misspelled_key_of_the_saved_state_is_refused(place, tiny, tmp_path):
         train(tiny(), tmp_path, resume=True)
 
 
-# pitfalls, Saving: "save with Python, NumPy and torch generators, load with the safe loader -> loads; state stored as
-# plain numbers, lists and tensors"
+# pitfalls, Saving: "save with Python, NumPy and torch generators, load with the safe loader -> loads; state
+# stored as plain numbers, lists and tensors"
 def test_generators_go_on_from_their_saved_states():
     def draw():
         return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.randn(1).item()

@@ -35,7 +35,9 @@ def test_constant_stays():
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
-@pytest.mark.parametrize("run", [{"steps": 1}, {"steps": 3, "warmup_steps": 5}, {"steps": 5, "warmup_steps": 5}], ids=str)
+@pytest.mark.parametrize(
+    "run", [{"steps": 1}, {"steps": 3, "warmup_steps": 5}, {"steps": 5, "warmup_steps": 5}], ids=str
+)
 def test_short_runs_have_rates_above_zero(schedule, run):
     for decay_fraction in (0.0, 1.0):
         got = factors(schedule=schedule, decay_fraction=decay_fraction, **run)

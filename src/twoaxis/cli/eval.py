@@ -63,7 +63,7 @@ def run(args: Args) -> int:
         print(json.dumps(said))
     else:
         print(
-            f"{said['run']} ({said['checkpoint']}) on {said['data']}: {score.bits_per_byte:.4f} bits per byte, "
+            f"{args.run} ({said['checkpoint']}) on {said['data']}: {score.bits_per_byte:.4f} bits per byte, "
             f"{score.loss:.4f} nats per token over {score.tokens} tokens ({score.bytes:.0f} bytes)"
         )
     return 0

@@ -119,7 +119,8 @@ def run(args: Any) -> int:
 
 def configuration(args: Any) -> TrainConfig:
     """The run that flags, file and saved model describe."""
-    given = {k: v for k, v in vars(args).items() if v is not None and v is not DEFAULTS.get(k)}
+    given = {k: v for k, v in vars(args).items() if v is not None}
+    given = {k: v for k, v in given.items() if not isinstance(v, bool) or v != DEFAULTS.get(k)}
     run_folder = RunFolder(Path(args.out))
     if args.resume and args.config is None and run_folder.config.exists():
         data = run_folder.read_config().to_dict()

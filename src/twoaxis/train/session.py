@@ -58,6 +58,7 @@ class Session:
         if checkpoint:
             self._load(checkpoint)
         if cfg.compile:
+            allow_graphs(cfg.model.n_blocks)
             for block in self.model.blocks:
                 block.compile()
 
@@ -146,6 +147,17 @@ def accumulate(model: Decoder, master: Master, batches: list[Batch], precision: 
         master.collect()
         losses.append(loss.detach())
     return sum(x.item() for x in losses), targets
+
+
+def allow_graphs(n_blocks: int) -> None:
+    """Let torch keep a few graphs for each block of a compiled model (training, validation, a short row).
+
+    Blocks that are alike share them, but a history is longer in each block, and beyond torch's limit of 8
+    the other blocks would run uncompiled.
+    """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, 4 * n_blocks)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, limits.recompile_limit)
 
 
 def choose_device(name: str) -> torch.device:
