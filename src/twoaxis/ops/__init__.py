@@ -11,6 +11,7 @@ from .gated_mix import gated_mix
 from .local_attention import local_attention
 from .mix import mix
 from .norm import rms
+from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
 from .window import check_window, visible, visible_pairs
 
 __all__ = [
@@ -21,8 +22,12 @@ __all__ = [
     "gated_mix",
     "local_attention",
     "mix",
+    "permutation_matrices",
+    "permutation_mix",
     "reference",
     "rms",
+    "sinkhorn",
+    "sinkhorn_error",
     "visible",
     "visible_pairs",
 ]

@@ -23,6 +23,7 @@ from .checks import (
 )
 from .gated_mix import check_gated_mix
 from .precision import compute_dtype, full_precision
+from .sinkhorn import Last, check_sinkhorn
 from .window import visible
 
 
@@ -193,3 +194,24 @@ def depthwise_causal_conv(
             out.append(y)
         result = torch.stack(out, dim=1) if out else x.new_zeros((x.shape[0], 0, *shape))
     return result.to(x.dtype)
+
+
+def sinkhorn(logits: Tensor, iterations: int = 20, *, last: Last = "rows", eps: float = 0.0) -> Tensor:
+    """H from exp(R) by dividing columns and rows by their sums in turn; see `ops.sinkhorn`."""
+    check_sinkhorn(logits, iterations, last, eps)
+    over = (-2, -1) if last == "rows" else (-1, -2)
+    with full_precision(logits):
+        R = logits.to(compute_dtype(logits))
+        if not iterations:
+            return R.softmax(over[1])
+        if eps:
+            H = R.softmax(over[0]) + eps
+            H = H / (H.sum(over[1], keepdim=True) + eps)
+            for _ in range(iterations - 1):
+                for dim in over:
+                    H = H / (H.sum(dim, keepdim=True) + eps)
+            return H
+        for _ in range(iterations):
+            for dim in over:
+                R = R - R.logsumexp(dim, keepdim=True)
+        return R.exp()
