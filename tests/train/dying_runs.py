@@ -1,7 +1,7 @@
-"""Runs that die while they save, in processes of their own. Started by `test_train_checkpoint.py`; not a test.
+"""Runs that die while they save, each in its own process. Started by `test_train_checkpoint.py`; not a test.
 
-dying_runs.py kill CONFIG FOLDER: for n = 0, 1, ... a copy of the run FOLDER/crashed, FOLDER/killed-n, makes its
-    last save and gets SIGKILL at the n-th call that changes files; prints how many such calls there are.
+dying_runs.py kill CONFIG FOLDER: for n = 0, 1, ... a copy of the run FOLDER/crashed, FOLDER/killed-n, makes
+    its last save and gets SIGKILL at the n-th call that changes files; prints how many such calls there are.
 dying_runs.py limit CONFIG RUN: a run whose files may not grow beyond a small size after step 3; prints what
     the command would say and return.
 """
