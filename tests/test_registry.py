@@ -261,6 +261,9 @@ def test_start_is_as_declared(case: Case) -> None:
     model = case.fresh(norm_eps=0.0 if promise == "up to eps" else 1e-6).double()
     plain = Case("additive", case.sequence).fresh(norm_eps=model.cfg.norm_eps).double()
     shared = {n: w for n, w in model.state_dict().items() if ".cores." in n or not n.startswith("blocks.")}
+    if any(n in shared and shared[n].shape != w.shape for n, w in plain.state_dict().items()):
+        assert promise == "no"  # the method has cores built differently
+        return
     plain.load_state_dict({n: shared.get(n, w) for n, w in plain.state_dict().items()})
     error = (model(tokens()) - plain(tokens())).abs().max()
     assert promise in ("exact", "up to eps", "no")

@@ -15,22 +15,36 @@ from twoaxis.depth.dca import DCA
 from twoaxis.depth.ddl import DDL
 from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.depth_window import DepthWindow
+from twoaxis.depth.elc_bert import ELCBert
 from twoaxis.depth.history import History, named_tensors
 from twoaxis.depth.hyper_connections import HyperConnections
+from twoaxis.depth.mhc import MHC
+from twoaxis.depth.lime import LIMe
+from twoaxis.depth.residual_scalars import ResidualScalars
+from twoaxis.depth.svformer import SVFormer
+from twoaxis.depth.value_residual import ValueResidual
+from twoaxis.depth.vertical_attention import VerticalAttention
 
 __all__ = [
     "DCA",
     "DDL",
+    "MHC",
     "Additive",
     "AttnRes",
     "Connection",
     "DenseFormer",
     "DepthConfig",
     "DepthWindow",
+    "ELCBert",
     "History",
     "HyperConnections",
+    "LIMe",
     "PlainStream",
+    "ResidualScalars",
+    "SVFormer",
     "Stream",
+    "ValueResidual",
+    "VerticalAttention",
     "accepts_qkv",
     "build",
     "named_tensors",

@@ -1,0 +1,139 @@
+"""ELC-BERT: a block reads a learned convex combination of all earlier branches, and keeps no skip.
+
+x_n = sum_{i<n} alpha_ni h_i,  alpha_n = softmax(a_n),   h_n = A(x_n) + F(x_n + A(x_n))     (arXiv 2311.02265)
+
+ h_0 ───────┬─ sum ─ x_n ─┬─ norm ─ A ─┬─────────── + ── h_n      end: norm(h_L), or of one more sum
+ h_{n-1} ───┘             └─────────── + ─ norm ─ F ┘
+
+Sources are branches: h_n is what block n adds. Unit weights and a summed read-out: the standard Transformer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
+from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights
+from twoaxis.norm import RMSNorm
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+
+BRANCH_EPS = 1e-7  # of the parameter-free LayerNorm on a branch
+
+
+@spec.register("depth", "elc_bert")
+class ELCBert(Connection):
+    """read: norm(x_n + the block's branch so far); write: add to the branch, which becomes the source h_n.
+
+    state between blocks: {"sources": h_0 .. h_n}, after the last block only what the read-out needs; inside a
+    block also {"input": x_n, "branch"}. a_n belongs to the block's first connection and is not decayed.
+    """
+
+    equation = "x_n = sum_i softmax(a_n)_i h_i, h_n = A(x_n) + F(x_n + A(x_n))"
+    source = "arXiv 2311.02265"
+
+    class Config(DepthConfig):
+        """variant: which of the four published files. "zero": logits start at 0. "weighted_output": so, and
+        the read-out is one more combination of h_0 .. h_L; in the others it is h_L alone. "normalized": as
+        zero, h_n goes through a LayerNorm without parameters. "base": logits start at 0 but for a 1 at the
+        newest source, and later sublayers read the branch without x_n. normalize: "softmax", or "none" for
+        free weights, which start at 1; then "weighted_output" starts as the standard Transformer.
+        """
+
+        variant: Literal["zero", "base", "normalized", "weighted_output"] = "zero"
+        normalize: Normalize = "softmax"
+
+        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+            """The state after `depth` blocks."""
+            last = depth == layout.n_blocks and self.variant != "weighted_output"
+            return source_specs("sources", [depth] if last else range(depth + 1), tensor)
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="branch",
+                weights="static",
+                normalizer=self.normalize,
+                sharing="per block",
+                injection="replace",
+                reads_per_block=1,
+                short_swa="no: weights belong to depth positions and nothing is compared",
+            )
+
+        def standard_start(self) -> StandardStart:
+            return "exact" if (self.variant, self.normalize) == ("weighted_output", "none") else "no"
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """One weight per source of a mix; 2 n d flops per token and mix of n sources, twice backward."""
+            layout = shape.layout
+            mixes = list(range(1, layout.n_blocks + 1 + (self.variant == "weighted_output")))
+            weights = [n_weights(n, self.normalize) for n in mixes]
+            mixing = 2 * sum(weights) * layout.d_model * shape.tokens
+            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+            return Cost(
+                parameters=(layout.n_sublayers + 1) * layout.d_model + sum(weights),
+                flops_forward=mixing,
+                flops_backward=2 * mixing,
+                boundary_bytes={"full": largest},
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.closes = index == len(layout.blocks[block]) - 1
+        self.ends = block == layout.n_blocks - 1 and cfg.variant != "weighted_output"
+        first = index == 0
+        self.mix = StaticMix(block + 1, cfg.normalize, newest=cfg.variant == "base") if first else None
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
+        if self.mix is not None:
+            state = {**state, "input": self.mix(state["sources"].sources)}
+        if "branch" not in state:
+            x = state["input"]
+        elif self.cfg.variant == "base":
+            x = state["branch"]
+        else:
+            x = state["input"] + state["branch"]
+        return Reads(self.norm(x)), state
+
+    def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
+        y = y.to(carry["input"].dtype)
+        branch = carry["branch"] + y if "branch" in carry else y
+        if not self.closes:
+            return {**carry, "branch": branch}
+        if self.cfg.variant == "normalized":
+            branch = F.layer_norm(branch, branch.shape[-1:], eps=BRANCH_EPS)
+        sources: History = carry["sources"].push(branch, self.block + 1)
+        return {"sources": sources.last(1) if self.ends else sources}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return ELCStream(cfg, layout)
+
+
+class ELCStream(Stream):
+    """Opens with the embeddings as h_0, closes with the final norm of h_L or of a last combination."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(layout)
+        self.cfg = cfg
+        weighted = cfg.variant == "weighted_output"
+        self.mix = StaticMix(layout.n_blocks + 1, cfg.normalize) if weighted else None
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return {"sources": History().push(x, 0)}
+
+    def readout(self, state: State) -> Tensor:
+        """What the final norm reads (B, T, d)."""
+        sources = state["sources"].sources
+        return sources[-1] if self.mix is None else self.mix(sources)
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(self.readout(state))
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

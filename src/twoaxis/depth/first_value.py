@@ -1,0 +1,138 @@
+"""What value residual methods share: the first attention's values V_1, kept for later attentions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State
+from twoaxis.depth.history import largest_boundary
+from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
+
+
+class FirstValueConfig(DepthConfig):
+    """Options of a method whose attentions read V_1."""
+
+    def heads(self, layout: Layout) -> tuple[int, int]:
+        """(key/value heads, head width) of every attention; a model where they differ is refused."""
+        found = attentions_before(layout, layout.n_blocks)
+        if not found:
+            raise InputError(
+                f"{self.name} reads the values of attention and no block has one; add 'attention'"
+            )
+        if len(set(found)) > 1:
+            raise InputError(
+                f"{self.name} needs values of one shape and this model has (heads, width) "
+                f"{sorted(set(found))}; give every attention the same n_heads and n_kv_heads"
+            )
+        return found[0]
+
+    def readers(self, layout: Layout) -> list[int]:
+        """The attentions, numbered from 0 over the network, that read V_1."""
+        self.heads(layout)
+        return list(range(1, len(attentions_before(layout, layout.n_blocks))))
+
+    def kept(self, layout: Layout, block: int, index: int = 0) -> bool:
+        """Whether the state before a sublayer holds V_1."""
+        done, readers = len(attentions_before(layout, block, index)), self.readers(layout)
+        return bool(done and readers and readers[-1] >= done)
+
+    def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+        """The state after `depth` blocks; `tensor` is like the stream."""
+        if not self.kept(layout, depth):
+            return {"stream": tensor}
+        shape = (*tensor.shape[:2], *self.heads(layout))
+        return {"stream": tensor, "value": TensorSpec(shape, tensor.dtype)}
+
+    def weights(self) -> str:
+        """Of what kind the weights are, for the coordinates."""
+        return "fixed"
+
+    def coordinates(self) -> Coordinates:
+        return Coordinates(
+            source="values of the first attention",
+            weights=self.weights(),
+            sharing="per attention",
+            injection="replace",
+            reads_per_block=1,
+            short_swa="no: one source at a fixed depth and nothing is compared",
+        )
+
+    def reading_cost(self, shape: Shape, parameters: int, flops: int) -> Cost:
+        """The cost of norms, boundaries, and reads with so many parameters and forward flops per token."""
+        layout = shape.layout
+        tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+        largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+        return Cost(
+            parameters=(layout.n_sublayers + 1) * layout.d_model + parameters,
+            flops_forward=flops * shape.tokens,
+            flops_backward=2 * flops * shape.tokens,
+            boundary_bytes={"full": largest},
+        )
+
+
+class FirstValue(Connection):
+    """read: norm(x); inside attention V becomes `values(V_1, V)`; write: x + y.
+
+    state: {"stream": x, "value": V_1 (B, T, heads, D) as long as a later attention reads it}.
+    """
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.first = len(
+            attentions_before(layout, block, index)
+        )  # the number of this sublayer's first attention
+        self.n_attentions = len(attentions_at(layout, block, index))
+        self.readers = cfg.readers(layout)
+        self.keeps = cfg.kept(layout, block, index + 1)
+
+    @abstractmethod
+    def values(self, n: int, first: Tensor, own: Tensor | None, x: Tensor) -> Tensor:
+        """V' (B, T, heads, D) of attention n from V_1, its own V and its input x (B, T, d)."""
+
+    def forward(self, state: State, core: Core, ctx: Context) -> State:
+        reads, _ = self.read(state, ctx)
+        n, first = self.first, state.get("value")
+
+        def between(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            nonlocal n, first
+            if n in self.readers:
+                assert first is not None
+                v = self.values(n, first, v, reads.x).to(q.dtype)
+            assert v is not None
+            first = v.to(state["stream"].dtype) if n == 0 else first
+            n += 1
+            return q, k, v
+
+        y = run_inside(core, reads, ctx, between)  # type: ignore[arg-type]
+        return self.write(state, first, y, ctx)
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, Tensor | None]:
+        return Reads(self.norm(state["stream"])), state.get("value")
+
+    def write(self, state: State, carry: Tensor | None, y: Tensor, ctx: Context) -> State:
+        x = state["stream"] + y.to(state["stream"].dtype)
+        return {"stream": x, "value": carry} if self.keeps else {"stream": x}
+
+
+class FirstValueStream(PlainStream):
+    """Opens with the embeddings, closes with the final norm; owns weights that all attentions share."""
+
+    def __init__(self, cfg: Any, layout: Layout, shared: nn.Module | None = None) -> None:
+        super().__init__(layout)
+        self.cfg, self.shared = cfg, shared
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return {"stream": x}
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(state["stream"])
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

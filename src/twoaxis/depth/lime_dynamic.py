@@ -1,0 +1,69 @@
+"""The dynamic form of LIMe: a sublayer reads a mix of the streams before every sublayer so far.
+
+x_v = sum_m gate(W rms(x) + c)_{v,m} H_m,   v = 1 or q, k, v       gate: softmax over m, or relu
+
+As in lucidrains/x-transformers; how close it is to the paper's own dynamic form was not checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.depth.connection import Connection, State
+from twoaxis.depth.history import History
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import mix
+from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.types import Context, Layout, Reads
+
+
+class HiddenMix(nn.Module):
+    """`views` mixes of n streams, weighted by the current one. W and c start uniform in +-1/sqrt(d)."""
+
+    def __init__(self, layout: Layout, n_sources: int, views: int, gate: str) -> None:
+        super().__init__()
+        self.views, self.gate = views, gate
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.score = nn.Linear(layout.d_model, views * n_sources)
+
+    def forward(self, x: Tensor, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """`views` tensors (B, T, d) from the current stream and n streams, oldest first."""
+        with full_precision(x):
+            h = self.norm(x.to(compute_dtype(x)))
+            scores = F.linear(h, self.score.weight.to(h.dtype), self.score.bias.to(h.dtype))
+            scores = scores.unflatten(-1, (self.views, -1))  # (B, T, views, n)
+            weights = scores.softmax(-1) if self.gate == "softmax" else scores.relu()
+        return tuple(mix(streams, w.unbind(-1)) for w in weights.unbind(-2))
+
+
+class DynamicLIMe(Connection):
+    """read: norm(mix of streams), one or three views; write: x + y, the skip unmixed.
+
+    state: {"stream": x, "sources": the streams before every sublayer so far, until the last has read}.
+    """
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.sublayer = layout.sublayer(block, index)
+        self.views = cfg.n_views(layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.key_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.views == 3 else None
+        self.value_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.views == 3 else None
+        self.mix = HiddenMix(layout, self.sublayer + 1, self.views, cfg.gate) if self.sublayer else None
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, History]:
+        x = state["stream"]
+        sources: History = state["sources"].push(x, self.sublayer)
+        inputs = (x,) * self.views if self.mix is None else self.mix(x, sources.sources)
+        if self.key_norm is None or self.value_norm is None:
+            return Reads(self.norm(inputs[0])), sources
+        query, key, value = inputs
+        return Reads(self.norm(query), self.key_norm(key), self.value_norm(value)), sources
+
+    def write(self, state: State, carry: History, y: Tensor, ctx: Context) -> State:
+        x = state["stream"] + y.to(state["stream"].dtype)
+        last = self.sublayer == self.layout.n_sublayers - 1
+        return {"stream": x, "sources": History() if last else carry}

@@ -1,0 +1,38 @@
+"""One static weight per source: a convex combination (softmax of logits) or a free sum."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.ops import mix
+
+Normalize = Literal["softmax", "none"]
+
+
+def n_weights(n_sources: int, normalize: str) -> int:
+    """How many numbers a mix of n sources learns; a softmax over one source is 1 and learns nothing."""
+    return 0 if normalize == "softmax" and n_sources == 1 else n_sources
+
+
+class StaticMix(nn.Module):
+    """x = sum_i alpha_i h_i with alpha = softmax(a), or alpha = a.
+
+    a (n,), oldest source first, starts at 0 under softmax (all sources alike) and at 1 without it (their
+    sum), or with `newest` at 0 but for a 1 at the newest source.
+    """
+
+    def __init__(self, n_sources: int, normalize: Normalize, newest: bool = False) -> None:
+        super().__init__()
+        self.normalize = normalize
+        start = torch.full((n_sources,), 0.0 if normalize == "softmax" or newest else 1.0)
+        start[-1] = 1.0 if newest else start[-1]
+        self.logits = nn.Parameter(start) if n_weights(n_sources, normalize) else None
+
+    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
+        """(B, T, d) from n sources like it."""
+        if self.logits is None:
+            return sources[0]
+        return mix(sources, self.logits.softmax(0) if self.normalize == "softmax" else self.logits)

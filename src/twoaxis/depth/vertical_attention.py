@@ -1,0 +1,127 @@
+"""Vertical Attention, static form: a block reads a softmax combination of normed earlier block outputs.
+
+x_n = sum_{i<n} softmax(a_n)_i norm0(h_i),   h_n = Block_n(x_n)      reconstructed from the public reviews
+                                                                      of OpenReview A6uabXKiXc
+ norm0(h_0) .. norm0(h_{n-1}) ── sum ── x_n ── block n ── h_n         end: norm(h_L)
+
+Neither the paper's text nor code could be read; docs/methods/vertical_attention.md states what is inferred.
+The query/key form that arXiv 2603.16039 describes is `depth_window`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
+from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.static_mix import StaticMix, n_weights
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import rms
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
+
+
+@spec.register("depth", "vertical_attention")
+class VerticalAttention(Connection):
+    """read: norm(x_n + the branch so far), x_n a mix of normed block outputs; write: add to the branch.
+
+    state: {"sources": norm0(h_0) .. norm0(h_n), normed once when a block ends}, after the last block
+    {"output": h_L}; inside a block also {"input": x_n, "branch": what its sublayers have added}.
+    """
+
+    equation = "x_n = sum_i softmax(a_n)_i norm0(h_i), h_n = Block_n(x_n)"
+    source = "OpenReview A6uabXKiXc (reviews)"
+
+    class Config(DepthConfig):
+        """block_residual: h_n is a whole block's output, x_n included; False: only what the block adds, as in
+        ELC-BERT. source_norm: "rms" divides h by its root mean square, "length" by its length, "none" not.
+        """
+
+        block_residual: bool = True
+        source_norm: Literal["rms", "length", "none"] = "rms"
+
+        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+            """The state after `depth` blocks."""
+            if depth == layout.n_blocks:
+                return {"output": tensor}
+            return source_specs("sources", range(depth + 1), tensor)
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="block output" if self.block_residual else "branch",
+                weights="static",
+                normalizer="softmax",
+                sharing="per block",
+                injection="replace",
+                reads_per_block=1,
+                short_swa="no: weights belong to depth positions and nothing is compared",
+            )
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """Per token 2 n d flops for a mix of n sources and 4 d for each source normed, twice backward."""
+            layout = shape.layout
+            weights = sum(n_weights(n, "softmax") for n in range(1, layout.n_blocks + 1))
+            normed = 0 if self.source_norm == "none" else layout.n_blocks
+            flops = (2 * weights + 4 * normed) * layout.d_model * shape.tokens
+            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+            return Cost(
+                parameters=(layout.n_sublayers + 1) * layout.d_model + weights,
+                flops_forward=flops,
+                flops_backward=2 * flops,
+                boundary_bytes={"full": largest},
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.closes = index == len(layout.blocks[block]) - 1
+        self.ends = block == layout.n_blocks - 1
+        self.mix = StaticMix(block + 1, "softmax") if index == 0 else None
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
+        if self.mix is not None:
+            state = {**state, "input": self.mix(state["sources"].sources)}
+        x = state["input"] + state["branch"] if "branch" in state else state["input"]
+        return Reads(self.norm(x)), state
+
+    def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
+        y = y.to(carry["input"].dtype)
+        branch = carry["branch"] + y if "branch" in carry else y
+        if not self.closes:
+            return {**carry, "branch": branch}
+        h = carry["input"] + branch if self.cfg.block_residual else branch
+        if self.ends:
+            return {"output": h}
+        return {"sources": carry["sources"].push(norm0(h, self.cfg, self.layout), self.block + 1)}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return VerticalStream(cfg, layout)
+
+
+def norm0(h: Tensor, cfg: Any, layout: Layout) -> Tensor:
+    """A source as it is read: h / sqrt(mean(h^2) + eps), that divided by sqrt(d), or h."""
+    if cfg.source_norm == "none":
+        return h
+    normed = rms(h, layout.norm_eps)
+    return normed if cfg.source_norm == "rms" else normed * h.shape[-1] ** -0.5
+
+
+class VerticalStream(Stream):
+    """Opens with the normed embeddings as the first source, closes with the final norm of h_L."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(layout)
+        self.cfg = cfg
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return {"sources": History().push(norm0(x, self.cfg, self.layout), 0)}
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(state["output"])
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
