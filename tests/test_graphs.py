@@ -12,7 +12,12 @@ from torch._dynamo.testing import CompileCounter
 import twoaxis
 from configurations import Case, depths, tokens
 from twoaxis.depth import named_tensors
+from twoaxis.train.session import allow_graphs
 
+pytestmark = [  # two warnings of the tracer's own
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 METHODS = list(twoaxis.methods("depth"))
 QUICK = {"additive", "attnres", "ddl(value_dim=4, compressor='token')"}
 COMPILED = [pytest.param(d, marks=[] if d in QUICK else pytest.mark.full) for d in depths()]
@@ -47,8 +52,6 @@ def test_a_step_leaves_no_graph(depth: str) -> None:
     assert all(torch.tensor(history).isfinite())
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # two of the tracer's own
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("depth", COMPILED)
 def test_blocks_compile_whole(depth: str) -> None:
     # blocks compiled one by one with their index: no graph break, results and gradients as without
@@ -64,3 +67,22 @@ def test_blocks_compile_whole(depth: str) -> None:
     for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("depth", "most"),
+    [("additive", 1), ("hyper_connections", 1), pytest.param("denseformer", 12, marks=pytest.mark.full)],
+)
+def test_alike_blocks_share_a_graph(depth: str, most: int) -> None:
+    # 12 blocks with an index attribute: the compile count does not grow beyond what shapes force
+    model = Case(depth).model(torch.float32, n_blocks=12, sequence=["mlp"])
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    with torch._dynamo.config.patch(recompile_limit=8):  # torch's own, to be put back
+        allow_graphs(12)
+        for block in model.blocks:
+            block.compile(backend=counter, fullgraph=True)
+        for _ in range(2):
+            model(tokens())
+    torch._dynamo.reset()
+    assert counter.frame_count == most
