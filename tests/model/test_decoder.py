@@ -148,8 +148,10 @@ def test_dropout_is_off_in_evaluation():
             r"segments \(2, 3\) must have the shape of tokens",
         ),
         ({"positions": torch.zeros(5, dtype=torch.long)}, r"positions \(5,\) must be \(T,\) or \(B, T\)"),
+        # pitfall (Configuration, export, cache interface): a tuple of tensors is refused with a clear message
+        ({"cache": (torch.zeros(2, 3),)}, r"cache must be made by model.new_cache\(batch_size\), not tuple"),
     ],
-    ids=["floats", "one axis", "segments", "positions"],
+    ids=["floats", "one axis", "segments", "positions", "tuple cache"],
 )
 def test_wrong_inputs_are_refused(given, message):
     given = {"tokens": tokens(), **given}

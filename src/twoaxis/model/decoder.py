@@ -165,6 +165,8 @@ class Decoder(nn.Module):
             raise InputError(
                 f"positions {tuple(positions.shape)} must be (T,) or (B, T) for tokens {tuple(tokens.shape)}"
             )
+        if cache is not None and not isinstance(cache, Cache):
+            raise InputError(f"cache must be made by model.new_cache(batch_size), not {type(cache).__name__}")
         if cache is not None and cache.batch_size != tokens.shape[0]:
             raise InputError(
                 f"the cache was made for batch {cache.batch_size} and tokens have {tokens.shape[0]} rows"
