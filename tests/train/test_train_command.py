@@ -181,6 +181,20 @@ def test_an_interrupted_run_has_code_130_and_says_how_to_go_on(text, tmp_path, c
     assert "done after 4 steps" in said(capsys)[0]
 
 
+@pytest.mark.parametrize("device", ["gpu", "meta:x", "xpu"])
+def test_a_device_that_is_not_there_is_refused(device, text, tmp_path, capsys):
+    assert train(text, tmp_path / "run", "--device", device) == 2
+    err = said(capsys)[1]
+    assert len(err.splitlines()) == 1
+    assert f"device {device!r} cannot be used" in err
+
+
+def test_a_folder_that_cannot_be_made_is_refused(text, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train(text, tmp_path / "file" / "run") == 2
+    assert "Not a directory; give another folder" in said(capsys)[1]
+
+
 def test_a_failed_run_has_code_1(text, tmp_path, capsys):
     flags = ["--lr", "3e38", "--warmup-steps", "0", "--weight-decay", "0", "--schedule", "constant"]
     assert train(text, tmp_path / "run", *flags) == 1

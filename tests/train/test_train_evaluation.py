@@ -96,6 +96,11 @@ def test_too_few_tokens_are_refused(tokens):
         evaluate(model_of(), tokens, 4, 1)
 
 
+def test_one_token_documents_hold_no_target():
+    with pytest.raises(InputError, match="no token of this text is a target"):
+        evaluate(model_of(), tokens_of(1, 1, 1), 4, 1, packing="documents")
+
+
 def test_autocast_scores_close_to_float32():
     model, tokens = model_of(), tokens_of(200)
     exact, rounded = (evaluate(model, tokens, 20, 3, precision=p).loss for p in ("float32", "autocast"))

@@ -15,7 +15,8 @@ def test_a_logger_that_is_not_installed_names_its_extra_before_the_first_step(
 ):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=rf"pip install 'twoaxis\[{name}\]'"):
-        train(tiny(loggers=(name,)), tmp_path, on_step=lambda row: pytest.fail("a step was made"))
+        train(tiny(loggers=(name,)), tmp_path / "run", on_step=lambda row: pytest.fail("a step was made"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from twoaxis.data import TokenFile, eval_batches
+from twoaxis.errors import InputError
 from twoaxis.model import Decoder
 from twoaxis.train.precision import computing_in
 
@@ -40,7 +40,7 @@ def evaluate(
     """Score `model` in evaluation mode, without gradients, and leave it in the mode it was in.
 
     Rows of `seq_len` side by side, the last one padded; totals and counts do not depend on `batch_size`.
-    max_tokens: score that many first targets only. InputError for fewer than 2 tokens.
+    max_tokens: score that many first targets only. InputError when no token is a target.
     """
     batches = eval_batches(tokens, seq_len, batch_size, max_tokens, packing)
     device, training = model.embedding.weight.device, model.training
@@ -58,8 +58,8 @@ def evaluate(
                 count += int((batch.targets != -100).sum())
     finally:
         model.train(training)
-    if count == 0:  # one-token documents only
-        return Evaluation(nats=0.0, tokens=0, bytes=0.0, bits_per_byte=math.nan)
+    if count == 0:
+        raise InputError("no token of this text is a target: every document has one token; give longer ones")
     return Evaluation(
         nats=nats,
         tokens=count,

@@ -47,8 +47,8 @@ def train(
     check_data(cfg, tokens, valid)
     with isolated(cfg.seed), StopSignals() as stop:
         session = Session(cfg, tokens, checkpoint)
-        run.begin(cfg, tokenizer)
         loggers = make_loggers(cfg, run.path, session.progress.step)
+        run.begin(cfg, tokenizer)
         metrics = Metrics(run.metrics, session.progress.step, loggers)
         try:
             loop(session, valid, run, metrics, stop, on_step)

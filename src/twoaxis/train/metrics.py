@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -33,18 +34,24 @@ class Metrics:
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row; the file has it when this returns."""
-        try:
+        with self._writing():
             self._file.write(json.dumps(row, allow_nan=False) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise RunError(f"cannot write {self.path}: {error.strerror}; make room and resume") from None
         self.rows.append(row)
         for logger in self.loggers:
             logger.log(row)
 
     def sync(self) -> None:
         """Wait until the rows are on the disk."""
-        os.fsync(self._file.fileno())
+        with self._writing():
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}: {error.strerror}; make room and resume") from None
 
     def close(self) -> None:
         """Close the file and the loggers."""

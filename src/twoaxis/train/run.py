@@ -72,9 +72,12 @@ class RunFolder:
 
     def begin(self, cfg: TrainConfig, tokenizer: Tokenizer) -> None:
         """Write what a run needs to be read again; clear what an interrupted save left behind."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self.checkpoints)
-        tokenizer.save(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self.checkpoints)
+            tokenizer.save(self.path)
+        except OSError as error:
+            raise InputError(f"cannot write in {self.path}: {error.strerror}; give another folder") from None
         self.write(self.config, cfg.to_yaml())
 
     def write(self, path: Path, text: str) -> None:
