@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import sys
 import types
 import typing
@@ -186,6 +187,7 @@ def _read_call(text: str) -> tuple[str, list[str], dict[str, Any]]:
     return node.func.id, positional, options
 
 
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
