@@ -34,8 +34,8 @@ def test_gradcheck(eps: float) -> None:
     assert gradcheck(lambda x: ops.sinkhorn(x, 4, eps=eps), R)
 
 
-# pitfalls, depth states: "n=4 logits drawn at scale 1, 10, 100; 0, 1, 20 iterations; fp32 and bf16; T=1 -> finite;
-# the last-normalised axis sums to 1 and the other axis's error is reported, not assumed zero"
+# pitfalls, depth states: "n=4 logits drawn at scale 1, 10, 100; 0, 1, 20 iterations; fp32 and bf16; T=1 ->
+# finite; the last-normalised axis sums to 1 and the other axis's error is reported, not assumed zero"
 @pytest.mark.parametrize("last", LASTS)
 @pytest.mark.parametrize("iterations", [0, 1, 20], ids="t={}".format)
 @pytest.mark.parametrize("scale", [1, 10, 100], ids="scale={}".format)

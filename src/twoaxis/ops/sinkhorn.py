@@ -1,8 +1,8 @@
 """Doubly stochastic matrices from free numbers: Sinkhorn's normalisations, or a mix of permutations.
 
-Sinkhorn (arXiv 2512.24880) divides the columns and the rows of exp(R) by their sums in turn; only the sums that
-are divided last are 1, the others come near. A convex mix of all n! permutation matrices has both sums exact
-(Birkhoff; arXiv 2601.05732).
+Sinkhorn (arXiv 2512.24880) divides the columns and the rows of exp(R) by their sums in turn; only the sums
+divided last are 1, the others come near. A convex mix of all n! permutation matrices has both sums exact
+(arXiv 2601.05732).
 """
 
 from itertools import permutations
@@ -54,12 +54,11 @@ def permutation_matrices(n: int) -> Tensor:
 
 
 def permutation_mix(logits: Tensor, matrices: Tensor) -> Tensor:
-    """sum_p softmax(r)_p P_p (..., n, n), from r (..., n!) and P = `permutation_matrices(n)`; at least float32."""
+    """sum_p softmax(r)_p P_p (..., n, n) of r (..., n!) and `permutation_matrices(n)`; at least float32."""
     dtype = compute_dtype(logits)
     with full_precision(logits):
-        return (logits.to(dtype).softmax(-1) @ matrices.to(dtype).flatten(1)).unflatten(
-            -1, matrices.shape[1:]
-        )
+        H = logits.to(dtype).softmax(-1) @ matrices.to(dtype).flatten(1)
+    return H.unflatten(-1, matrices.shape[1:])
 
 
 def check_sinkhorn(logits: Tensor, iterations: int, last: str, eps: float) -> None:

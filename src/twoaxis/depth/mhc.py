@@ -1,0 +1,233 @@
+"""mHC: Hyper-Connections whose stream mixing is doubly stochastic, so that products of it stay bounded.
+
+h = P X,   X' = H X + Q^T f(norm(h))                                             (arXiv 2512.24880)
+P = sigmoid(P~), Q = 2 sigmoid(Q~), H = Sinkhorn(R~);   [P~|Q~|R~] = a (z phi) + b,  z = vec(X) / rms(vec(X))
+
+ X (n streams) ──┬── P ── norm ── f ── Q ──┐
+                 ├── H ────────────────────+── X'          X_0 = n copies of the embeddings, y = sum_s X_s
+                 └── z phi: P, H, Q of this token
+
+Row t of H says what new stream t is made of: sum_s H[t, s] X_s. Public kernels store comb = H^T.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
+from twoaxis.depth.hyper_connections import HyperStream
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn
+from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+
+APART = 8.0  # how far below 0 the logits of all but the identity start (public code of 2601.05732)
+
+
+@spec.register("depth", "mhc")
+class MHC(Connection):
+    """read: norm(P X); write: H X + Q^T y.
+
+    state: (B, T, n, d). Columns of phi (n d, 2n + n^2 or 2n + n!), b and scales a are in the order read,
+    write, mixing (row-major). Nothing is decayed. The network's first sublayer meets equal streams and, with
+    a summed read-out, nobody sees what its last one mixes: neither has a mixing. Runs in at least float32.
+    """
+
+    equation = "X' = H X + Q^T f(norm(P X)), H = Sinkhorn(R~) or sum_p softmax(R~)_p Perm_p"
+    source = "arXiv 2512.24880"
+
+    class Config(DepthConfig):
+        """streams: n, 4 in the paper.
+        mixing: "sinkhorn", or "permutations" (mHC-lite, arXiv 2601.05732): exact, n! logits, n up to 5.
+        iterations: of Sinkhorn, two normalisations each. last: whose sums are exact, H's "rows" (paper) or
+        "columns". eps: added to P and inside Sinkhorn (1e-6 in public code); z has the model's norm_eps.
+        dynamic: P, Q and H depend on the token.
+        gates: of P and Q, "sigmoid" or "softmax" over the streams; Q is multiplied by write_scale.
+        readout: "sum" of the streams, or the "head" sum_s (sigmoid(a (z phi)_s + b_s) + eps) X_s.
+        start: "standard" has phi = 0, a = 0.01, H near the identity, and P prefer stream k mod n at sublayer
+        k; "random" draws phi from N(0, init_std^2), with a = 1 and b = 0.
+        """
+
+        streams: int = 4
+        mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
+        iterations: int = 20
+        last: Literal["rows", "columns"] = "rows"
+        eps: float = 0.0
+        dynamic: bool = True
+        gates: Literal["sigmoid", "softmax"] = "sigmoid"
+        write_scale: float = 2.0
+        readout: Literal["sum", "head"] = "sum"
+        start: Literal["standard", "random"] = "standard"
+
+        def check(self) -> None:
+            most = 5 if self.mixing == "permutations" else None
+            ranges = {
+                "streams": (
+                    1 <= self.streams <= (most or self.streams),
+                    f"1 to {most}" if most else "1 or more",
+                ),
+                "iterations": (self.iterations >= 0, "0 or more"),
+                "eps": (self.eps >= 0, "0 or more"),
+                "write_scale": (self.write_scale > 0, "a number above 0"),
+            }
+            for name, (fits, allowed) in ranges.items():
+                if not fits:
+                    raise InputError(f"mhc({name}={getattr(self, name)}): allowed is {allowed}")
+            if self.mixing == "permutations" and (self.iterations, self.last) != (20, "rows"):
+                raise InputError(
+                    "mhc(mixing='permutations'): iterations and last are for Sinkhorn; leave them out"
+                )
+            if not self.dynamic and self.start == "random":
+                raise InputError(
+                    "mhc(dynamic=False, start='random'): its streams would never separate; leave out start"
+                )
+
+        @property
+        def mixers(self) -> int:
+            """How many numbers one mixing is made from."""
+            return math.factorial(self.streams) if self.mixing == "permutations" else self.streams**2
+
+        def mixes(self, layout: Layout, sublayer: int) -> bool:
+            """Whether the sublayer's mixing can make a difference."""
+            last = sublayer == layout.n_sublayers - 1 and self.readout == "sum"
+            return self.streams > 1 and sublayer > 0 and not last
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="stream",
+                weights="gated" if self.dynamic else "static",
+                normalizer="doubly stochastic",
+                injection="mix",
+                reads_per_block=2,
+                short_swa="no: layers are summed into n running streams, none is kept or compared",
+            )
+
+        def standard_start(self) -> StandardStart:
+            """With equal streams H X = X, and the norm takes the scale of P X; Q must be 1."""
+            q = self.write_scale * (0.5 if self.gates == "sigmoid" else 1 / self.streams)
+            return "up to eps" if self.start == "standard" and q == 1.0 else "no"
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """Per token and sublayer 2 d n (n + 2) flops to read, mix and write, and 2 d n per coefficient
+            (2 n^2 more for a permutation); a head is one more read. Twice that backward.
+            """
+            layout, n, d = shape.layout, self.streams, shape.layout.d_model
+            sublayers, heads = layout.n_sublayers, int(self.readout == "head")
+            mixing = sum(self.mixes(layout, k) for k in range(sublayers))
+            coefficients = n * (2 * sublayers + heads) + self.mixers * mixing
+            applied = 2 * d * n * (2 * sublayers + n * mixing + heads)
+            learned = 2 * d * n * coefficients if self.dynamic else 0
+            table = 2 * n * n * self.mixers * mixing if self.mixing == "permutations" else 0
+            dynamic = n * d * coefficients + 2 * sublayers + mixing + heads if self.dynamic else 0
+            flops = (applied + learned + table) * shape.tokens
+            streams = TensorSpec((shape.batch_size, shape.seq_len, n, d), layout.state_dtype)
+            return Cost(
+                parameters=(sublayers + 1) * d + coefficients + dynamic,
+                flops_forward=flops,
+                flops_backward=2 * flops,
+                boundary_bytes={"full": streams.nbytes},
+            )
+
+    matrices: Tensor | None
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        n, k = cfg.streams, layout.sublayer(block, index)
+        self.norm: nn.Module = RMSNorm(layout.d_model, layout.norm_eps)
+        self.mixes = cfg.mixes(layout, k)
+        self.coefficients = Coefficients(cfg, layout, [n, n, cfg.mixers] if self.mixes else [n, n])
+        permuted = self.mixes and cfg.mixing == "permutations"
+        self.register_buffer("matrices", permutation_matrices(n) if permuted else None, persistent=False)
+        if cfg.start == "standard":
+            prefer = torch.full((n,), -1.0)
+            prefer[k % n] = 1.0
+            identity = torch.eye(n).flatten() if cfg.mixing == "sinkhorn" else torch.eye(cfg.mixers)[0]
+            rest = APART * (identity - 1) if self.mixes else torch.empty(0)
+            self.coefficients.bias.data = torch.cat((prefer, torch.zeros(n), rest))
+
+    def gates(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """P, Q (B, T, n) and H (B, T, n, n), None for no mixing; B = T = 1 if they are static."""
+        P, Q, *R = self.coefficients(X)
+        weigh = torch.sigmoid if self.cfg.gates == "sigmoid" else lambda logits: logits.softmax(-1)
+        return weigh(P) + self.cfg.eps, self.cfg.write_scale * weigh(Q), self.mixing(R[0]) if R else None
+
+    def mixing(self, R: Tensor) -> Tensor:
+        """H (..., n, n) from its logits (..., n^2), or (..., n!) for permutations."""
+        if self.matrices is not None:
+            return permutation_mix(R, self.matrices)
+        n, cfg = self.cfg.streams, self.cfg
+        return sinkhorn(R.unflatten(-1, (n, n)), cfg.iterations, last=cfg.last, eps=cfg.eps)
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor | None]]:
+        with full_precision(state):
+            X = state.to(compute_dtype(state))
+            P, Q, H = self.gates(X)
+            h = (P.unsqueeze(-2) @ X).squeeze(-2)
+        return Reads(self.norm(h.to(state.dtype))), (Q, H)
+
+    def write(self, state: State, carry: tuple[Tensor, Tensor | None], y: Tensor, ctx: Context) -> State:
+        (Q, H), lead = carry, state.shape[:2]
+        with full_precision(state):
+            X, o = state.to(Q.dtype), y.to(Q.dtype).unsqueeze(-2)
+            mixed = X if H is None else H.expand(*lead, -1, -1).contiguous() @ X
+            writes = Q.unsqueeze(-1).expand(*lead, -1, -1)
+            out = torch.baddbmm(mixed.flatten(0, 1), writes.flatten(0, 1), o.flatten(0, 1))
+        return out.view(state.shape).to(state.dtype)
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return MHCStream(cfg, layout)
+
+
+class Coefficients(nn.Module):
+    """a (z phi) + b from all streams, z = vec(X) / rms(vec(X)); one scale a for each group of columns.
+
+    sizes: columns of each group. Starts at phi = 0, a = 0.01, or random phi and a = 1; b = 0.
+    """
+
+    def __init__(self, cfg: Any, layout: Layout, sizes: list[int]) -> None:
+        super().__init__()
+        self.sizes, self.eps = sizes, layout.norm_eps
+        self.bias = nn.Parameter(torch.zeros(sum(sizes)))
+        random = cfg.start == "random"
+        phi = torch.randn(cfg.streams * layout.d_model, sum(sizes)) * (layout.init_std if random else 0.0)
+        self.phi = nn.Parameter(phi) if cfg.dynamic else None
+        self.scale = nn.Parameter(torch.full((len(sizes),), 1.0 if random else 0.01)) if cfg.dynamic else None
+
+    def project(self, X: Tensor) -> Tensor:
+        """z phi (B, T, columns); the division by the rms comes after the product."""
+        assert self.phi is not None
+        x = X.flatten(-2)
+        return (x @ self.phi.to(x.dtype)) * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def forward(self, X: Tensor) -> tuple[Tensor, ...]:
+        """The logits of each group (B, T, size), or (1, 1, size) without phi, in X's dtype."""
+        logits = self.bias.to(X.dtype).expand(1, 1, -1)
+        if self.phi is not None and self.scale is not None:
+            parts = [a.expand(size) for a, size in zip(self.scale.to(X.dtype), self.sizes, strict=True)]
+            logits = torch.addcmul(logits, self.project(X), torch.cat(parts))
+        return logits.split(self.sizes, -1)
+
+
+class MHCStream(HyperStream):
+    """Opens with n copies of the embeddings, closes with the final norm of the summed or weighed streams."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        self.eps = cfg.eps
+        self.head = Coefficients(cfg, layout, [cfg.streams]) if cfg.readout == "head" else None
+
+    def readout(self, state: State) -> Tensor:
+        """y (B, T, d), before the final norm."""
+        if self.head is None:
+            return super().readout(state)
+        with full_precision(state):
+            X = state.to(compute_dtype(state))
+            weights = self.head(X)[0].sigmoid() + self.eps
+            return (weights.unsqueeze(-2) @ X).squeeze(-2).to(state.dtype)
