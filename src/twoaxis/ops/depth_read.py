@@ -77,15 +77,8 @@ class _DepthRead(torch.autograd.Function):
     """(read, weights (n, N, H) or None) of N tokens; backward recomputes all but dots and norm factors."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        o: Options,
-        query: Tensor,
-        key_gain: Tensor | None,
-        output_gain: Tensor | None,
-        bias: Tensor | None,
-        *sources: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None]:  # torch.compile counts parameters
+        o, query, key_gain, output_gain, bias, *sources = args
         with full_precision(sources[0]):
             read = TokenRead(o, query, key_gain, output_gain, bias, sources)
             out = read.empty(source_dtype(sources))

@@ -48,9 +48,8 @@ class _GatedMix(torch.autograd.Function):
     """Scores are computed again in backward, so that only the sources are kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any, eps: float | None, weights: Tensor, gate: Tensor, *sources: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:  # torch.compile counts parameters
+        eps, weights, gate, *sources = args
         ctx.eps = eps
         ctx.save_for_backward(weights, gate, *sources)
         dtype = compute_dtype(*sources)

@@ -32,7 +32,8 @@ class _Mix(torch.autograd.Function):
     """Weights are (), (d,) or (..., 1); sources (..., d)."""
 
     @staticmethod
-    def forward(ctx: Any, n: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, *args: Any) -> Tensor:  # torch.compile counts parameters
+        n, *tensors = args
         ctx.save_for_backward(*tensors)
         dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
         weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
