@@ -80,6 +80,7 @@ def register(axis: Axis, name: str) -> Callable[[T], T]:
         config.__qualname__ = f"{cls.__qualname__}.Config"
         cls.Config, cls.method_name = config, name  # type: ignore[attr-defined]
         _METHODS[axis][name] = cls
+        _parsed.cache_clear()
         return cls
 
     return add
@@ -93,6 +94,7 @@ def alias(axis: Axis, name: str, method: str) -> None:
 def unregister(axis: Axis, name: str) -> None:
     """Forget a method, e.g. one defined for a moment in a notebook or a test."""
     _METHODS[axis].pop(name, None)
+    _parsed.cache_clear()
 
 
 def methods(axis: Axis) -> dict[str, type]:
@@ -137,6 +139,11 @@ def parse_spec(axis: Axis, text: str | Config) -> Any:
     if not isinstance(text, str) or len(text) > LONGEST:
         given = f"{len(text)} characters" if isinstance(text, str) else repr(text)
         raise InputError(f"a {axis} spec must be a line of text such as 'name(option=1)', not {given}")
+    return _parsed(axis, text)
+
+
+@functools.lru_cache(maxsize=1024)  # forgotten whenever the registry changes
+def _parsed(axis: Axis, text: str) -> Any:
     name, positional, options = _read_call(text)
     config = method(axis, name).Config
     if positional:
