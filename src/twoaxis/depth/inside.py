@@ -27,7 +27,7 @@ def run_inside(core: Mixer, reads: Reads, ctx: Context, between: Between) -> Ten
     is called once per attention, in order. Cores that are no attention run as they are.
     """
     if isinstance(core, SoftmaxAttention):
-        return core.attend(*between(*core.project(reads)), ctx)
+        return core.attend(*between(*core.project(reads, ctx)), ctx)
     if isinstance(core, Parallel):
         first, *others = [run_inside(part, reads, ctx, between) for part in core.cores]  # type: ignore[arg-type]
         for y in others:

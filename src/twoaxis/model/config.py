@@ -11,7 +11,7 @@ from typing import Any
 from twoaxis import spec
 from twoaxis.depth.connection import DepthConfig
 from twoaxis.errors import InputError
-from twoaxis.sequence.mixer import SequenceConfig
+from twoaxis.sequence import SequenceConfig, carried_out
 from twoaxis.types import DTYPES, Layout
 
 Blocks = list[str] | list[list[str]]
@@ -70,6 +70,7 @@ class ModelConfig:
                 f"n_heads={self.n_heads} is not a multiple of n_kv_heads={kv}; change one of them"
             )
         object.__setattr__(self, "sequence", self._checked_sequence())
+        self.block_configs()  # presets that do not fit their block are refused here
 
     def _require(self, name: str, fits: bool, allowed: str) -> None:
         if not fits:
@@ -103,10 +104,10 @@ class ModelConfig:
         return config
 
     def block_configs(self) -> list[list[SequenceConfig]]:
-        """The cores' options, one list per block."""
+        """The cores' options, one list per block, presets carried out."""
         flat = [s for s in self.sequence if isinstance(s, str)]
         lists = [flat] * self.n_blocks if flat else self.sequence
-        return [[spec.parse_spec("sequence", s) for s in block] for block in lists]
+        return [carried_out([spec.parse_spec("sequence", s) for s in block]) for block in lists]
 
     def layout(self) -> Layout:
         """What a method may know of this model."""

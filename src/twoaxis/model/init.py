@@ -37,5 +37,6 @@ def init_core(core: Mixer, layout: Layout) -> None:
     for module in core.modules():
         if isinstance(module, Mixer):
             for layer in module.output_layers():
-                std = layout.init_std / math.sqrt(layout.n_sublayers) * module.output_scale
+                sums = layout.n_sublayers if module.writes_stream else 1
+                std = layout.init_std / math.sqrt(sums) * module.output_scale
                 nn.init.normal_(layer.weight, std=std)

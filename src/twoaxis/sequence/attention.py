@@ -22,7 +22,7 @@ from twoaxis.norm import RMSNorm
 from twoaxis.ops import check_window, local_attention
 from twoaxis.sequence.attention_config import AttentionConfig
 from twoaxis.sequence.mixer import Mixer
-from twoaxis.sequence.nested import build_inner
+from twoaxis.sequence.nested import build_inner, run_inner
 from twoaxis.sequence.rotary import rotary_angles, rotate
 from twoaxis.types import Context, Coordinates, Layout, Reads
 
@@ -65,8 +65,10 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         reads = reads.to(self.qkv.weight.dtype)
         if "input" in self.mixers:
             if ctx is None or reads.key is not None or reads.value is not None:
-                raise InputError(f"{self.cfg.spec()} mixes its input: give project() the context and one input")
-            reads = Reads(self.mixers["input"](reads, ctx))
+                raise InputError(
+                    f"{self.cfg.spec()} mixes its input: give project() the context and one input"
+                )
+            reads = Reads(run_inner(self.mixers, "input", reads.x, ctx))
         if reads.key is None and reads.value is None:
             parts = self.qkv(reads.x).split(self.sizes, -1)
         else:
@@ -110,12 +112,14 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v after the mixers on each of them, then after the one on all side by side."""
         q, k, v = (
-            self.mixers[name](Reads(x.flatten(2)), ctx).view_as(x) if name in self.mixers else x
+            run_inner(self.mixers, name, x.flatten(2), ctx).view_as(x)
             for name, x in (("q", q), ("k", k), ("v", v))
         )
         if "qkv" in self.mixers:
             flat = [x.flatten(2) for x in (q, k, v)]
-            mixed = self.mixers["qkv"](Reads(torch.cat(flat, -1)), ctx).split([x.shape[-1] for x in flat], -1)
+            mixed = run_inner(self.mixers, "qkv", torch.cat(flat, -1), ctx).split(
+                [x.shape[-1] for x in flat], -1
+            )
             q, k, v = (y.unflatten(-1, x.shape[2:]) for x, y in zip((q, k, v), mixed))
         return q, k, v
 
@@ -136,7 +140,11 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, positions: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(D)) v, heads before tokens."""
-        return local_attention(q, k, v, self.window, segments=segments)
+        return local_attention(q, k, v, self.window, segments=segments, **self.extras(positions))
+
+    def extras(self, positions: Tensor) -> dict[str, Any]:
+        """Further arguments of the operator: sinks, position bias, chunks."""
+        return {}
 
     def new_slot(
         self,
@@ -157,7 +165,10 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def rows(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """What the cache keeps of each token."""
-        return {"k": ((self.n_kv_heads, self.width), dtype), "v": ((self.n_kv_heads, self.value_width), dtype)}
+        return {
+            "k": ((self.n_kv_heads, self.width), dtype),
+            "v": ((self.n_kv_heads, self.value_width), dtype),
+        }
 
 
 @spec.register("sequence", "attention")

@@ -11,6 +11,16 @@ from twoaxis import spec
 from twoaxis.types import Context, Cost, Layout, Reads, Shape
 
 
+def halo_sum(*halos: int | None) -> int | None:
+    """The halo of mixers one after another."""
+    return None if None in halos else sum(h for h in halos if h is not None)
+
+
+def halo_max(*halos: int | None) -> int | None:
+    """The halo of mixers side by side."""
+    return None if None in halos else max((h for h in halos if h is not None), default=0)
+
+
 class SequenceConfig(spec.Config):
     """Options of a core."""
 
@@ -23,6 +33,17 @@ class SequenceConfig(spec.Config):
     def kind(self) -> str:
         """What a depth method is told of this core: its name, without options."""
         return self.name
+
+    def over(self, others: list[SequenceConfig]) -> list[SequenceConfig] | None:
+        """For a preset: the block that it makes of the block's other sublayers. None: this is a sublayer."""
+        return None
+
+    def halo_in(self, block: int = 0) -> int | None:
+        """Tokens to the left of a token that its output may depend on, in a block; None: all of them.
+
+        A sequence can be split where each part is also given the halo before it.
+        """
+        return None
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """Counts of this core in one block."""
@@ -61,6 +82,13 @@ class Mixer(nn.Module, ABC):
         self.cfg, self.layout, self.block = cfg, layout, block
         self.output_scale, self.hidden_scale = output_scale, hidden_scale
         self.value_projection = value_projection
+        self.writes_stream = True  # False for a mixer inside another: its output is not added to the stream
+
+    @property
+    def halo(self) -> int | None:
+        """Tokens to the left of a token that its output may depend on; None: all of them."""
+        halo: int | None = self.cfg.halo_in(self.block)
+        return halo
 
     @property
     def accepts_qkv(self) -> bool:

@@ -6,14 +6,15 @@ gelu:    y = W_down gelu(W_up x)                      (arXiv 1606.08415)
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.mixer import Mixer, halo_sum
+from twoaxis.sequence.nested import HostConfig, build_inner, place, run_inner
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -24,13 +25,19 @@ class MLP(Mixer):
     equation = "y = W_down (silu(W_gate x) * W_up x)"
     source = "arXiv 2002.05202"
 
-    class Config(SequenceConfig):
-        """hidden: inner width; None is 8d/3 rounded to a multiple of 8 for swiglu, 4d for gelu."""
+    class Config(HostConfig):
+        """hidden: inner width; None is 8d/3 rounded to a multiple of 8 for swiglu, 4d for gelu. input: a mixer before
+        W_gate and W_up. hidden_input: a mixer on what they make, side by side, before the activation."""
 
         hidden: int | None = None
         act: Literal["swiglu", "gelu"] = "swiglu"
+        input: str | None = None
+        hidden_input: str | None = None
+
+        nested: ClassVar[tuple[str, ...]] = ("input", "hidden_input")
 
         def check(self) -> None:
+            super().check()
             if self.hidden is not None and self.hidden < 1:
                 raise InputError(
                     f"mlp(hidden={self.hidden}): allowed is 1 or more, or None for the usual width"
@@ -42,6 +49,19 @@ class MLP(Mixer):
             width = usual if self.hidden is None else self.hidden
             step = 1 if width % 8 else 8
             return width if scale == 1.0 else max(1, round(width * scale / step)) * step
+
+        def places(self, layout: Layout, options: dict[str, Any]) -> dict[str, Layout]:
+            made = self.hidden_width(layout, options.get("hidden_scale", 1.0)) * (
+                1 if self.act == "gelu" else 2
+            )
+            heads, kv = layout.n_heads, layout.n_kv_heads
+            return {
+                "input": place(layout, layout.d_model, heads, kv),
+                "hidden_input": place(layout, made, heads, kv),
+            }
+
+        def halo_in(self, block: int = 0) -> int | None:
+            return halo_sum(*(self.inner_halo(name, block) for name in self.nested))
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -55,11 +75,12 @@ class MLP(Mixer):
             matrices = 3 if self.act == "swiglu" else 2
             hidden = self.hidden_width(shape.layout, options.get("hidden_scale", 1.0))
             numbers = matrices * shape.layout.d_model * hidden
-            return Cost(
+            own = Cost(
                 parameters=numbers,
                 flops_forward=2 * numbers * shape.tokens,
                 flops_backward=4 * numbers * shape.tokens,
             )
+            return own + self.inner_cost(shape, block, options)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
@@ -69,15 +90,18 @@ class MLP(Mixer):
             layout.d_model, 2 * hidden if self.gated else hidden, bias=False
         )  # gate rows first
         self.down = nn.Linear(hidden, layout.d_model, bias=False)
+        self.mixers = build_inner(cfg, layout, block, options)
 
     def output_layers(self) -> list[nn.Linear]:
         return [self.down]
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
         x = reads.x.to(self.up.weight.dtype)
+        x = run_inner(self.mixers, "input", x, ctx)
+        inner = run_inner(self.mixers, "hidden_input", self.up(x), ctx)
         if self.gated:
-            gate, up = self.up(x).chunk(2, -1)
+            gate, up = inner.chunk(2, -1)
             inner = F.silu(gate) * up
         else:
-            inner = F.gelu(self.up(x))
+            inner = F.gelu(inner)
         return F.dropout(self.down(inner), self.layout.dropout, self.training)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.mixer import Mixer, SequenceConfig, halo_max
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -35,7 +35,13 @@ class Parallel(Mixer):
 
         def parts(self) -> list[SequenceConfig]:
             """The configs of the cores; attention and mlp when none are named."""
-            return [spec.parse_spec("sequence", core) for core in self.cores or ("attention", "mlp")]
+            parts = [spec.parse_spec("sequence", core) for core in self.cores or ("attention", "mlp")]
+            for part in parts:
+                if part.over([]) is not None:
+                    raise InputError(
+                        f"parallel(.., {part.spec()}): a preset makes a whole block; name cores here"
+                    )
+            return parts
 
         @property
         def accepts_qkv(self) -> bool:
@@ -44,6 +50,9 @@ class Parallel(Mixer):
         @property
         def kind(self) -> str:
             return f"parallel({', '.join(part.kind for part in self.parts())})"
+
+        def halo_in(self, block: int = 0) -> int | None:
+            return halo_max(*(part.halo_in(block) for part in self.parts()))
 
         def coordinates(self) -> Coordinates:
             return Coordinates(

@@ -21,6 +21,11 @@ def rotary_angles(positions: Tensor, width: int, base: float, dtype: torch.dtype
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, D) turned by its token's angles; computed in at least float32, returned in x's dtype."""
-    first, second = x.to(cos.dtype).chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+    """x (B, T, H, D) turned by its token's angles, computed in at least float32, returned in x's dtype.
+
+    Angles for fewer than D features turn the first ones and leave the rest.
+    """
+    r, dtype = 2 * cos.shape[-1], x.dtype
+    first, second = x[..., :r].to(cos.dtype).chunk(2, -1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(dtype)
+    return turned if r == x.shape[-1] else torch.cat((turned, x[..., r:]), -1)
