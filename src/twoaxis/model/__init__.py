@@ -5,18 +5,24 @@ from twoaxis.model.compiled import compiled_step
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, token_loss
 from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
-from twoaxis.model.generate import choose, evaluating, generate
+from twoaxis.model.generate import evaluating, generate, generate_stream, generate_text
+from twoaxis.model.sampling import choose, penalised
+from twoaxis.model.text import TextStream
 
 __all__ = [
     "Block",
     "Decoder",
     "ModelConfig",
+    "TextStream",
     "choose",
     "compiled_step",
     "evaluating",
     "generate",
+    "generate_stream",
+    "generate_text",
     "load",
     "load_weights",
+    "penalised",
     "read_safetensors",
     "save",
     "token_loss",

@@ -57,14 +57,16 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | None = None,
         return_states: bool = False,
+        last: int | None = None,
     ) -> Any:
         """Logits (B, T, V) for tokens (B, T).
 
         segments: (B, T) document ids, -1 is padding. positions: (T,) or (B, T) positions, by default
         counted within each document, on from what the cache has seen. return_states: also return {"block.0":
         the state before block 0, .., "block.L": the state after the last, "final": what the head reads}.
+        last: only the logits of the last so many tokens.
         """
-        out = self.run(tokens, self.context(tokens, segments, positions, cache), return_states)
+        out = self.run(tokens, self.context(tokens, segments, positions, cache), return_states, last)
         if cache is not None:
             cache.advance(tokens.shape[1])
         return out
@@ -84,7 +86,9 @@ class Decoder(nn.Module):
             positions = document_positions(segments)
         return Context(segments, positions, cache)
 
-    def run(self, tokens: Tensor, ctx: Context, return_states: bool = False) -> Any:
+    def run(
+        self, tokens: Tensor, ctx: Context, return_states: bool = False, last: int | None = None
+    ) -> Any:
         """The second half of `forward`: tensors in, tensors out; with a cache, `cache.advance` has to follow."""
         cache = ctx.cache
         state = self.stream.open(self.embedding(tokens).to(self.state_dtype), ctx)
@@ -97,7 +101,8 @@ class Decoder(nn.Module):
             if return_states:
                 states[f"block.{index + 1}"] = state
         x = self.stream.close(state, ctx)
-        logits = self.head(x.to(self.head.weight.dtype))
+        read = x if last is None else x[:, max(0, x.shape[1] - last) :]
+        logits = self.head(read.to(self.head.weight.dtype))
         return (logits, {**states, "final": x}) if return_states else logits
 
     def loss(self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None) -> Tensor:
