@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.hyper_connections import HyperStream
+from twoaxis.depth.mhc_coefficients import Coefficients
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn
@@ -93,10 +94,14 @@ class MHC(Connection):
             """How many numbers one mixing is made from."""
             return math.factorial(self.streams) if self.mixing == "permutations" else self.streams**2
 
-        def mixes(self, layout: Layout, sublayer: int) -> bool:
-            """Whether the sublayer's mixing can make a difference."""
-            last = sublayer == layout.n_sublayers - 1 and self.readout == "sum"
-            return self.streams > 1 and sublayer > 0 and not last
+        def sizes(self, layout: Layout, sublayer: int) -> list[int]:
+            """How many coefficients read, write and mix at a sublayer; 0 where they could not matter: a
+            mixing, or gates that sum to 1, of equal streams at the start or before a sum at the end."""
+            opens = self.streams == 1 or sublayer == 0
+            ends = self.streams == 1 or (sublayer == layout.n_sublayers - 1 and self.readout == "sum")
+            shares = self.gates == "softmax"
+            read, write = (0 if shares and idle else self.streams for idle in (opens, ends))
+            return [read, write, 0 if opens or ends else self.mixers]
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -119,18 +124,21 @@ class MHC(Connection):
             """
             layout, n, d = shape.layout, self.streams, shape.layout.d_model
             sublayers, heads = layout.n_sublayers, int(self.readout == "head")
-            mixing = sum(self.mixes(layout, k) for k in range(sublayers))
-            coefficients = n * (2 * sublayers + heads) + self.mixers * mixing
+            groups = [self.sizes(layout, k) for k in range(sublayers)]
+            sizes = [size for group in groups for size in group if size] + [n] * heads
+            mixing = sum(group[2] > 0 for group in groups)
+            fixed = 2 * d * n * sum(group[:2].count(0) for group in groups)  # gates without a gradient
+            coefficients = sum(sizes)
             applied = 2 * d * n * (2 * sublayers + n * mixing + heads)
             learned = 2 * d * n * coefficients if self.dynamic else 0
             table = 2 * n * n * self.mixers * mixing if self.mixing == "permutations" else 0
-            dynamic = n * d * coefficients + 2 * sublayers + mixing + heads if self.dynamic else 0
+            dynamic = n * d * coefficients + len(sizes) if self.dynamic else 0
             flops = (applied + learned + table) * shape.tokens
             streams = TensorSpec((shape.batch_size, shape.seq_len, n, d), layout.state_dtype)
             return Cost(
                 parameters=(sublayers + 1) * d + coefficients + dynamic,
                 flops_forward=flops,
-                flops_backward=2 * flops,
+                flops_backward=2 * flops - (table + fixed) * shape.tokens,
                 boundary_bytes={"full": streams.nbytes},
             )
 
@@ -140,22 +148,29 @@ class MHC(Connection):
         super().__init__(cfg, layout, block, index)
         n, k = cfg.streams, layout.sublayer(block, index)
         self.norm: nn.Module = RMSNorm(layout.d_model, layout.norm_eps)
-        self.mixes = cfg.mixes(layout, k)
-        self.coefficients = Coefficients(cfg, layout, [n, n, cfg.mixers] if self.mixes else [n, n])
-        permuted = self.mixes and cfg.mixing == "permutations"
+        read, write, mixers = sizes = cfg.sizes(layout, k)
+        self.coefficients = Coefficients(cfg, layout, sizes)
+        permuted = mixers and cfg.mixing == "permutations"
         self.register_buffer("matrices", permutation_matrices(n) if permuted else None, persistent=False)
         if cfg.start == "standard":
             prefer = torch.full((n,), -1.0)
             prefer[k % n] = 1.0
             identity = torch.eye(n).flatten() if cfg.mixing == "sinkhorn" else torch.eye(cfg.mixers)[0]
-            rest = APART * (identity - 1) if self.mixes else torch.empty(0)
-            self.coefficients.bias.data = torch.cat((prefer, torch.zeros(n), rest))
+            parts = (prefer[:read], torch.zeros(write), APART * (identity - 1)[:mixers])
+            self.coefficients.start_at(torch.cat(parts))
 
     def gates(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """P, Q (B, T, n) and H (B, T, n, n), None for no mixing; B = T = 1 if they are static."""
-        P, Q, *R = self.coefficients(X)
-        weigh = torch.sigmoid if self.cfg.gates == "sigmoid" else lambda logits: logits.softmax(-1)
-        return weigh(P) + self.cfg.eps, self.cfg.write_scale * weigh(Q), self.mixing(R[0]) if R else None
+        P, Q, R = self.coefficients(X)
+        H = self.mixing(R) if R.shape[-1] else None
+        return self.gate(P) + self.cfg.eps, self.cfg.write_scale * self.gate(Q), H
+
+    def gate(self, logits: Tensor) -> Tensor:
+        """Shares of the streams, equal ones without logits; or a sigmoid for each."""
+        if self.cfg.gates == "sigmoid":
+            return logits.sigmoid()
+        n = self.cfg.streams
+        return logits.softmax(-1) if logits.shape[-1] else logits.new_full((1, 1, n), 1 / n)
 
     def mixing(self, R: Tensor) -> Tensor:
         """H (..., n, n) from its logits (..., n^2), or (..., n!) for permutations."""
@@ -183,36 +198,6 @@ class MHC(Connection):
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return MHCStream(cfg, layout)
-
-
-class Coefficients(nn.Module):
-    """a (z phi) + b from all streams, z = vec(X) / rms(vec(X)); one scale a for each group of columns.
-
-    sizes: columns of each group. Starts at phi = 0, a = 0.01, or random phi and a = 1; b = 0.
-    """
-
-    def __init__(self, cfg: Any, layout: Layout, sizes: list[int]) -> None:
-        super().__init__()
-        self.sizes, self.eps = sizes, layout.norm_eps
-        self.bias = nn.Parameter(torch.zeros(sum(sizes)))
-        random = cfg.start == "random"
-        phi = torch.randn(cfg.streams * layout.d_model, sum(sizes)) * (layout.init_std if random else 0.0)
-        self.phi = nn.Parameter(phi) if cfg.dynamic else None
-        self.scale = nn.Parameter(torch.full((len(sizes),), 1.0 if random else 0.01)) if cfg.dynamic else None
-
-    def project(self, X: Tensor) -> Tensor:
-        """z phi (B, T, columns); the division by the rms comes after the product."""
-        assert self.phi is not None
-        x = X.flatten(-2)
-        return (x @ self.phi.to(x.dtype)) * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-
-    def forward(self, X: Tensor) -> tuple[Tensor, ...]:
-        """The logits of each group (B, T, size), or (1, 1, size) without phi, in X's dtype."""
-        logits = self.bias.to(X.dtype).expand(1, 1, -1)
-        if self.phi is not None and self.scale is not None:
-            parts = [a.expand(size) for a, size in zip(self.scale.to(X.dtype), self.sizes, strict=True)]
-            logits = torch.addcmul(logits, self.project(X), torch.cat(parts))
-        return logits.split(self.sizes, -1)
 
 
 class MHCStream(HyperStream):

@@ -1,0 +1,52 @@
+"""The numbers that mHC makes from all streams of a token: logits of its gates, its mixing and its head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.types import Layout
+
+
+class Coefficients(nn.Module):
+    """a (z phi) + b from streams X, z = vec(X) / rms(vec(X)); one scale a for each group of columns.
+
+    sizes: columns of each group, 0 for none. phi (n d, columns) starts at 0 with a = 0.01, or with
+    start="random" at N(0, init_std^2) with a = 1; b at 0. A static one has b alone.
+    """
+
+    def __init__(self, cfg: Any, layout: Layout, sizes: list[int]) -> None:
+        super().__init__()
+        self.sizes, self.eps = sizes, layout.norm_eps
+        self.used = [size for size in sizes if size]
+        self.bias = nn.Parameter(torch.zeros(sum(sizes))) if self.used else None
+        self.phi: nn.Parameter | None = None
+        self.scale: nn.Parameter | None = None
+        if cfg.dynamic and self.used:
+            std, a = (layout.init_std, 1.0) if cfg.start == "random" else (0.0, 0.01)
+            self.phi = nn.Parameter(torch.randn(cfg.streams * layout.d_model, sum(sizes)) * std)
+            self.scale = nn.Parameter(torch.full((len(self.used),), a))
+
+    def start_at(self, bias: Tensor) -> None:
+        """Set b."""
+        if self.bias is not None:
+            self.bias.data.copy_(bias)
+
+    def project(self, X: Tensor) -> Tensor:
+        """z phi (B, T, columns); the division by the rms comes after the product."""
+        assert self.phi is not None
+        x = X.flatten(-2)
+        return (x @ self.phi.to(x.dtype)) * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def forward(self, X: Tensor) -> tuple[Tensor, ...]:
+        """The logits of each group (B, T, size), or (1, 1, size) without phi, in X's dtype."""
+        if self.bias is None:
+            return X.new_zeros(1, 1, 0).split(self.sizes, -1)
+        logits = self.bias.to(X.dtype).expand(1, 1, -1)
+        if self.phi is not None and self.scale is not None:
+            scales = self.scale.to(X.dtype).unbind()
+            a = torch.cat([a.expand(size) for a, size in zip(scales, self.used, strict=True)])
+            logits = torch.addcmul(logits, self.project(X), a)
+        return logits.split(self.sizes, -1)
