@@ -48,7 +48,7 @@ def test_keeps_exactly_the_sources_that_later_mixes_read(size):
     L, k, p = size
     config = twoaxis.parse_spec("depth", f"denseformer(dilation={k}, period={p})")
     for n in range(L + 1):
-        read_later = {j for m in range(n + 1, L + 1) for j in config.sources(m) if j <= n}
+        read_later = {j for m in range(n + 1, L + 1) for j in config.mixed(m) if j <= n}
         assert config.kept(n, L) == sorted(read_later)
     stream, _ = build(config, 4, [["mlp"]] * L)
     assert list(stream.state_spec(L, 1, 1)) == ["stream"]

@@ -13,13 +13,15 @@ from twoaxis.depth.connection import (
 )
 from twoaxis.depth.dca import DCA
 from twoaxis.depth.ddl import DDL
+from twoaxis.depth.delta_attnres import DeltaAttnRes
 from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.elc_bert import ELCBert
 from twoaxis.depth.history import History, named_tensors
 from twoaxis.depth.hyper_connections import HyperConnections
-from twoaxis.depth.mhc import MHC
 from twoaxis.depth.lime import LIMe
+from twoaxis.depth.mhc import MHC
+from twoaxis.depth.muddformer import MUDDFormer
 from twoaxis.depth.residual_scalars import ResidualScalars
 from twoaxis.depth.svformer import SVFormer
 from twoaxis.depth.value_residual import ValueResidual
@@ -32,6 +34,7 @@ __all__ = [
     "Additive",
     "AttnRes",
     "Connection",
+    "DeltaAttnRes",
     "DenseFormer",
     "DepthConfig",
     "DepthWindow",
@@ -39,6 +42,7 @@ __all__ = [
     "History",
     "HyperConnections",
     "LIMe",
+    "MUDDFormer",
     "PlainStream",
     "ResidualScalars",
     "SVFormer",

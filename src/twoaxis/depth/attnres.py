@@ -7,7 +7,9 @@ h_s = READ(w_s, g_s; b_0 .. b_{n-1}, p),   p' = p + f_s(norm(h_s)),   every G su
  b_1 ──┤           │
  p   ──┴─ READ ─ norm ─ f ─ + p ── p'   read-out: norm(READ(w, g; all sources))
 
-Sources are branch outputs or their sums over a depth-block of G sublayers; there is no running stream.
+Sources are branch outputs or their sums over a depth-block of G sublayers; there is no running stream. A read
+may see a window of the newest sources, with the embeddings as a sink, and have heads (arXiv 2607.27230), keys
+of low rank (2607.09694) or a query made from the newest source.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoaxis import spec
+from twoaxis.depth.attnres_read import Route
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depth_read, mix
+from twoaxis.ops import mix
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -45,6 +47,10 @@ class AttnRes(Connection):
         key_gain: a gain g on the key's norm (redundant with w in the function, not in the optimiser).
         key_norm_eps: of the key's norm.
         readout: "read" the sources once more at the end, as the paper does, or "sum" them.
+        heads: slices of d with their own softmax; the key's norm is over the full d. query: "static", or made
+        from the newest source. key_rank: keys are the last so many features, normed by themselves.
+        window_sources: the newest sources that a read sees (the open depth-block counts), None is all; sink:
+        the embeddings are seen beside them.
         scale_eps: the norm after a read of n sources takes eps / n^2, for h is n times smaller than the
         stream; then the model starts as the standard Transformer exactly. Public codes take eps as it is.
         """
@@ -54,8 +60,23 @@ class AttnRes(Connection):
         key_norm_eps: float = 1e-7
         readout: Literal["read", "sum"] = "read"
         scale_eps: bool = True
+        heads: int = 1
+        query: Literal["static", "input"] = "static"
+        key_rank: int | None = None
+        window_sources: int | None = None
+        sink: bool = True
 
         def check(self) -> None:
+            for name in ("heads", "key_rank", "window_sources"):
+                value = getattr(self, name)
+                if value is not None and value < 1:
+                    raise InputError(f"attnres({name}={value}): allowed is 1 or more")
+            if self.heads > 1 and self.key_rank is not None:
+                raise InputError("attnres: heads and key_rank both cut the keys; give one of them")
+            if self.window_sources is not None and self.readout == "sum":
+                raise InputError("attnres(readout='sum') needs every source; leave out window_sources")
+            if not self.sink and self.window_sources is None:
+                raise InputError("attnres(sink=False) is for a window; give window_sources too")
             if self.block_sublayers is not None and self.block_sublayers < 1:
                 raise InputError(
                     f"attnres(block_sublayers={self.block_sublayers}): allowed is 1 or more, or None (full)"
@@ -74,39 +95,58 @@ class AttnRes(Connection):
             """Sources before a sublayer (0-based, over the network): b_0, closed blocks, the open one."""
             return 1 + sublayer // self.size + (sublayer % self.size > 0)
 
+        def seen(self, count: int) -> int:
+            """How many of `count` sources a read sees."""
+            return count if self.window_sources is None else min(count, self.window_sources + self.sink)
+
+        def kept(self, n_closed: int, opened: bool) -> list[int]:
+            """Which of the closed b_0, b_1, .. later reads see."""
+            if self.window_sources is None:
+                return list(range(n_closed))
+            oldest = n_closed - self.window_sources + opened
+            return [i for i in range(n_closed) if i >= oldest or (self.sink and i == 0)]
+
         def reads(self, layout: Layout) -> list[int]:
             """The number of sources of every read that has weights."""
             last = layout.n_sublayers + (self.readout == "read")
-            return [self.n_sources(s) for s in range(1, last)]
+            return [n for n in (self.seen(self.n_sources(s)) for s in range(1, last)) if n > 1]
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks."""
             done = layout.sublayer(depth, 0)
-            closed = source_specs("sources", range(done // self.size + 1), tensor)
-            return {**closed, "partial": tensor} if done % self.size else closed
+            opened = done % self.size > 0
+            closed = source_specs("sources", self.kept(done // self.size + 1, opened), tensor)
+            return {**closed, "partial": tensor} if opened else closed
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
                 source="branch" if self.size == 1 else "block sum",
-                weights="static",
+                weights="static" if self.query == "static" else "QK",
                 normalizer="softmax",
                 injection="replace",
                 reads_per_block=2,
-                short_swa="extended: over branch outputs, a constant coordinate for q, normed keys, W_V = I",
+                short_swa="extended: over branch outputs, "
+                + ("a constant coordinate for q, " if self.query == "static" else "")
+                + "normed keys, W_V = I",
             )
 
         def standard_start(self) -> StandardStart:
+            if self.window_sources is not None:
+                return "no"
             return "exact" if self.scale_eps else "up to eps"  # h_s is the stream / n, and a norm reads it
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """6 n d flops per token and read of n sources (square sum, dot, mix), twice that backward."""
-            layout, reads = shape.layout, self.reads(shape.layout)
-            reading = 6 * sum(reads) * layout.d_model * shape.tokens
+            """Per token and read of n sources with keys of rank r (d): 4 n r + 2 n d flops (square sum, dot,
+            mix), and 2 d r for a query made from a source. Twice that backward.
+            """
+            layout, reads, d = shape.layout, self.reads(shape.layout), shape.layout.d_model
+            r, made = self.key_rank or d, self.query == "input"
+            reading = (sum(reads) * (4 * r + 2 * d) + 2 * d * r * made * len(reads)) * shape.tokens
             tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
             return Cost(
-                parameters=layout.d_model
-                * (layout.n_sublayers + 1 + len(reads) * (2 if self.key_gain else 1)),
+                parameters=d * (layout.n_sublayers + 1)
+                + len(reads) * r * ((d if made else 1) + self.key_gain),
                 flops_forward=reading,
                 flops_backward=2 * reading,
                 boundary_bytes={"full": largest},
@@ -118,7 +158,7 @@ class AttnRes(Connection):
         self.closed, within = divmod(s, cfg.size)
         self.opens, self.closes = within == 0, within == cfg.size - 1
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
-        self.route = Route(cfg, layout) if s else None
+        self.route = Route(cfg, layout) if cfg.seen(cfg.n_sources(s)) > 1 else None
 
     def mixture(self, state: State, norm: RMSNorm | None = None) -> Tensor:
         """h_s (B, T, d), what this sublayer reads before its norm; with `norm`, after it."""
@@ -128,45 +168,29 @@ class AttnRes(Connection):
         return Reads(self.mixture(state, self.norm)), None
 
     def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
-        sources: History = state["sources"]
-        y = y.to(sources.sources[0].dtype)
+        y = y.to(_sources(state)[0].dtype)
         partial = y if self.opens else state["partial"] + y
+        sources: History = state["sources"]
         if self.closes:
-            return {"sources": sources.push(partial, self.closed + 1)}
-        return {"sources": sources, "partial": partial}
+            sources = sources.push(partial, self.closed + 1)
+        kept = self.cfg.kept(self.closed + 1 + self.closes, not self.closes)
+        sources = sources.keep(kept.__contains__)
+        return {"sources": sources} if self.closes else {"sources": sources, "partial": partial}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return AttnResStream(cfg, layout)
 
 
-class Route(nn.Module):
-    """One read's weights: query w (d,), zero at first (all sources count alike), and key gain g (d,), one."""
-
-    def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__()
-        self.eps, self.scale_eps = cfg.key_norm_eps, cfg.scale_eps
-        self.query = nn.Parameter(torch.zeros(layout.d_model))
-        self.key_gain = nn.Parameter(torch.ones(layout.d_model)) if cfg.key_gain else None
-
-    def forward(self, sources: tuple[Tensor, ...], norm: RMSNorm | None = None) -> Tensor:
-        """READ(w, g; sources), followed by `norm`, which the operator folds in, so that h_s is not kept."""
-        gain, eps = (None, None) if norm is None else (norm.weight, norm.eps)
-        if eps is not None and self.scale_eps:
-            eps /= len(sources) ** 2
-        return depth_read(
-            self.query,
-            sources,
-            key_gain=self.key_gain,
-            key_norm_eps=self.eps,
-            output_gain=gain,
-            output_eps=eps,
-        )
+def _sources(state: State) -> tuple[Tensor, ...]:
+    """Everything in the state, oldest first."""
+    sources: tuple[Tensor, ...] = state["sources"].sources
+    return (*sources, state["partial"]) if "partial" in state else sources
 
 
 def _mixture(route: Route | None, state: State, norm: RMSNorm | None) -> Tensor:
-    """The read of everything in the state; without weights, its sum (of one source, or the read-out)."""
-    sources = state["sources"].sources + ((state["partial"],) if "partial" in state else ())
+    """The read of everything that is seen; without weights its sum (of one source, or the read-out)."""
+    sources = _sources(state)
     if route is not None:
         return route(sources, norm)
     h = mix(sources, sources[0].new_ones(len(sources))) if len(sources) > 1 else sources[0]
@@ -179,7 +203,8 @@ class AttnResStream(Stream):
     def __init__(self, cfg: Any, layout: Layout) -> None:
         super().__init__(layout)
         self.cfg = cfg
-        self.route = Route(cfg, layout) if cfg.readout == "read" else None
+        seen = cfg.seen(cfg.n_sources(layout.n_sublayers))
+        self.route = Route(cfg, layout) if cfg.readout == "read" and seen > 1 else None
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"sources": History().push(x, 0)}

@@ -6,12 +6,13 @@ X_n = Block_n(Y_{n-1});  if p divides n: Y_n = sum_{j <= n, j = n mod k} alpha_{
  Y_{n-1} ── block n ── X_n ──┬── sum ── Y_n          a block is the standard one, its skips inside
  X_0 .. X_{n-1} ─────────────┴──┘                    X_0 = Y_0 = the embeddings
 
-Sources are raw block outputs, whole streams; the mixed Y are never read again.
+Sources are raw block outputs, whole streams; the mixed Y are never read again. With sources="period" only
+every p-th block's output is one, and k counts over those: n = pm, S(n) = p {i <= m, i = m mod k}.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,25 +42,33 @@ class DenseFormer(Connection):
 
         dilation: k, a mix sees every k-th block output, the newest included.
         period: p, a mix after every p-th block; blocks after the last multiple of p are plain.
+        sources: "blocks" are the outputs of all blocks (the authors' package), "period" of those after which
+        a mix stands, over which the dilation then counts (their training code). They agree at period 1.
         """
 
         dilation: int = 1
         period: int = 1
+        sources: Literal["blocks", "period"] = "blocks"
 
         def check(self) -> None:
             for name in ("dilation", "period"):
                 if getattr(self, name) < 1:
                     raise InputError(f"denseformer({name}={getattr(self, name)}): allowed is 1 or more")
 
-        def sources(self, n: int) -> range:
+        @property
+        def step(self) -> int:
+            """The distance in blocks between two sources of a mix."""
+            return self.dilation * (self.period if self.sources == "period" else 1)
+
+        def mixed(self, n: int) -> range:
             """S(n): which block outputs Y_n is made of, oldest first; empty where Y_n = X_n."""
-            return range(n % self.dilation, n + 1, self.dilation) if n and n % self.period == 0 else range(0)
+            return range(n % self.step, n + 1, self.step) if n and n % self.period == 0 else range(0)
 
         def kept(self, n: int, n_blocks: int) -> list[int]:
             """The block outputs X_0 .. X_n that a mix after block n still reads."""
             last = min(n_blocks, n + self.dilation * self.period)  # the pattern of mixes repeats
             later = [m for m in range(n + 1, last + 1) if m % self.period == 0]
-            return [j for j in range(n + 1) if any((m - j) % self.dilation == 0 for m in later)]
+            return [j for j in range(n + 1) if any((m - j) % self.step == 0 for m in later)]
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks: Y, and the block outputs still to be read."""
@@ -81,7 +90,7 @@ class DenseFormer(Connection):
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """One weight per source of a mix; 2 |S(n)| d flops per token and mix, twice that backward."""
             layout = shape.layout
-            weights = sum(len(self.sources(n)) for n in range(1, layout.n_blocks + 1))
+            weights = sum(len(self.mixed(n)) for n in range(1, layout.n_blocks + 1))
             mixing = 2 * weights * layout.d_model * shape.tokens
             tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
@@ -96,7 +105,7 @@ class DenseFormer(Connection):
         super().__init__(cfg, layout, block, index)
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.closes = index == len(layout.blocks[block]) - 1
-        self.mixed = frozenset(cfg.sources(block + 1))
+        self.mixed = frozenset(cfg.mixed(block + 1))
         self.kept = frozenset(cfg.kept(block + 1, layout.n_blocks))
         one_hot = torch.zeros(len(self.mixed))
         one_hot[-1:] = 1

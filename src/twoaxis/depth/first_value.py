@@ -19,8 +19,8 @@ class FirstValueConfig(DepthConfig):
     """Options of a method whose attentions read V_1."""
 
     def heads(self, layout: Layout) -> tuple[int, int]:
-        """(key/value heads, head width) of every attention; a model where they differ is refused."""
-        found = attentions_before(layout, layout.n_blocks)
+        """(heads, width) of every attention's values; a model where they differ is refused."""
+        found = [(a.count, a.value) for a in attentions_before(layout, layout.n_blocks)]
         if not found:
             raise InputError(
                 f"{self.name} reads the values of attention and no block has one; add 'attention'"

@@ -8,6 +8,7 @@ The attentions of a network are numbered in the order in which they run, those i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,8 +17,15 @@ from twoaxis.errors import InputError
 from twoaxis.sequence import AttentionConfig, Mixer, Parallel, SequenceConfig, SoftmaxAttention
 from twoaxis.types import Context, Layout, Reads
 
-Halves = tuple[Tensor, Tensor, Tensor | None]
 Between = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+
+
+class Heads(NamedTuple):
+    """The keys and values of one attention."""
+
+    count: int
+    key: int  # width of a head's key
+    value: int
 
 
 def run_inside(core: Mixer, reads: Reads, ctx: Context, between: Between) -> Tensor:
@@ -36,8 +44,8 @@ def run_inside(core: Mixer, reads: Reads, ctx: Context, between: Between) -> Ten
     return core(reads, ctx)
 
 
-def attentions_at(layout: Layout, block: int, index: int) -> list[tuple[int, int]]:
-    """(key/value heads, head width) of each attention in a sublayer, in order; empty for other cores."""
+def attentions_at(layout: Layout, block: int, index: int) -> list[Heads]:
+    """The key/value heads of each attention in a sublayer, in order; empty for other cores."""
     try:
         config = spec.parse_spec("sequence", layout.blocks[block][index])
     except InputError:  # a core of somebody's own
@@ -45,15 +53,15 @@ def attentions_at(layout: Layout, block: int, index: int) -> list[tuple[int, int
     return _attentions(config, layout)
 
 
-def _attentions(config: SequenceConfig, layout: Layout) -> list[tuple[int, int]]:
+def _attentions(config: SequenceConfig, layout: Layout) -> list[Heads]:
     if isinstance(config, AttentionConfig):
-        return [config.heads(layout)[1:]]
+        return [Heads(*config.heads(layout)[1:], config.value_width(layout))]
     if isinstance(config, Parallel.Config):
         return [found for part in config.parts() for found in _attentions(part, layout)]
     return []
 
 
-def attentions_before(layout: Layout, block: int, index: int = 0) -> list[tuple[int, int]]:
+def attentions_before(layout: Layout, block: int, index: int = 0) -> list[Heads]:
     """Those of all sublayers before `index` of `block`; block L asks for the whole network's."""
     places = [(b, i) for b, kinds in enumerate(layout.blocks) for i in range(len(kinds))]
     return [a for b, i in places if (b, i) < (block, index) for a in attentions_at(layout, b, i)]

@@ -85,8 +85,8 @@ class LIMe(Connection):
             if len(heads) == len(attentions_before(layout, layout.n_blocks)):
                 heads = []
             rows = {
-                f"sources.source.{m}": TensorSpec((*tensor.shape[:2], h, 2 * width), tensor.dtype)
-                for m, (h, width) in enumerate(heads)
+                f"sources.source.{m}": TensorSpec((*tensor.shape[:2], h, key + value), tensor.dtype)
+                for m, (h, key, value) in enumerate(heads)
             }
             return {"stream": tensor, **rows}
 
@@ -106,7 +106,7 @@ class LIMe(Connection):
             return "exact" if self.start == "standard" else "no"
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """Static: 2 flops per weight, head feature (2 D of them) and token. Dynamic: 2 d for each of the
+            """Static: 2 flops per weight, feature of [K|V] and token. Dynamic: 2 d for each of the
             weights of a token, and as many to mix. Twice that backward.
             """
             layout, d = shape.layout, shape.layout.d_model
@@ -120,7 +120,7 @@ class LIMe(Connection):
             else:
                 for n, h, older, width in routers(layout):
                     numbers += h * (older + h) if n else 0
-                    flops += 4 * h * (older + h) * width if n else 0
+                    flops += 2 * h * (older + h) * width if n else 0
             tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
             return Cost(
@@ -152,7 +152,8 @@ class LIMe(Connection):
             assert v is not None
             sources = sources.push(torch.cat((k, v), -1).to(state["stream"].dtype), n)
             if n:
-                k, v = self.routers[str(n)](sources.sources).to(q.dtype).chunk(2, -1)
+                routed = self.routers[str(n)](sources.sources).to(q.dtype)
+                k, v = routed.split([k.shape[-1], v.shape[-1]], -1)
             n += 1
             return q, k, v
 
@@ -180,17 +181,18 @@ class LIMe(Connection):
 
 
 def routers(layout: Layout) -> list[tuple[int, int, int, int]]:
-    """(n, its heads, all older heads, head width) of every attention; widths that differ are refused."""
+    """(n, its heads, all older heads, width of [K|V]) of every attention; widths that differ are refused."""
     found = attentions_before(layout, layout.n_blocks)
     if not found:
         raise InputError("lime mixes the keys and values of attention and no block has one; add 'attention'")
-    if len({width for _, width in found}) > 1:
+    widths = sorted({(key, value) for _, key, value in found})
+    if len(widths) > 1:
         raise InputError(
-            f"lime mixes heads of one width and this model has {sorted({w for _, w in found})}; give every "
-            "attention the same n_heads"
+            f"lime mixes heads of one width and this model has (key, value) {widths}; give every attention the "
+            "same n_heads"
         )
-    older = [sum(h for h, _ in found[:n]) for n in range(len(found))]
-    return [(n, h, older[n], width) for n, (h, width) in enumerate(found)]
+    older = [sum(a.count for a in found[:n]) for n in range(len(found))]
+    return [(n, a.count, older[n], a.key + a.value) for n, a in enumerate(found)]
 
 
 class Router(nn.Module):

@@ -163,7 +163,8 @@ class PlusMix(nn.Module):
         self.own = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, first: Tensor, own: Tensor, x: Tensor) -> Tensor:
-        return mix((first, own), (self.shared(self.place), self.own))
+        shared: SharedWeights = self.__dict__["shared"]
+        return mix((first, own), (shared(self.place), self.own))
 
 
 class GatedMix(nn.Module):
