@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ VARIANTS = [
     "hyper_connections(streams=1)",
     "hyper_connections(streams=2, dynamic=False)",
     "hyper_connections(streams=3, norm='rms', tanh=False)",
+    "mhc(streams=1)",
+    "mhc(streams=3, mixing='permutations', readout='head')",
+    "mhc(streams=2, iterations=3, last='columns', eps=1e-3, start='random')",
+    "mhc(dynamic=False, gates='softmax', write_scale=4.0)",
     "ddl(value_dim=4)",
     "ddl(value_dim=4, compressor='token')",
     "ddl(value_dim=3, embed_conv=False, target_source='context', target_act='linear', target_bias=False)",
@@ -47,6 +52,23 @@ VARIANTS = [
     "value_residual(form='learnable', start='standard')",
     "value_residual(form='learnable_plus')",
     "value_residual(form='gated')",
+    "muddformer(ways=1, dynamic=False)",
+    "muddformer(ways=2, expand_last=False)",
+    "muddformer(ways=3, dynamic=False)",
+    "muddformer(pre_post_norm=True, reallocate_mlp=True, round64=False)",
+    "muddformer(pre_post_norm=True, pre_post_form='code', gelu='tanh')",
+    "delta_attnres(form='block', source_blocks=1)",
+    "delta_attnres(form='block', source_blocks=2, released=True, null_source=True)",
+    "delta_attnres(null_source=True, gate='scalar')",
+    "delta_attnres(gate='vector', key_gain=False)",
+    "delta_attnres(form='block', source_blocks=2, gate='alpha')",
+    "denseformer(period=2, sources='period')",
+    "attnres(heads=3)",
+    "attnres(query='input', block_sublayers=2)",
+    "attnres(key_rank=5, query='input')",
+    "attnres(window_sources=2)",
+    "attnres(window_sources=1, sink=False)",
+    "attnres(window_sources=2, block_sublayers=2, key_rank=4)",
 ]
 SEQUENCES: dict[str, list[Any]] = {
     "standard": ["attention", "mlp"],
@@ -56,6 +78,22 @@ SEQUENCES: dict[str, list[Any]] = {
     "grouped": ["attention(n_heads=2, n_kv_heads=1, qk_norm=True)", "mlp(act='gelu')"],
     "bias and sink": ["short_swa(window=3, position='bias', sink=True)", "mlp(hidden=5)"],
     "pattern": ["attention(window=3, pattern='SL')", "mlp"],
+    "canon": ["canon(set='ABCD')"],
+    "convolutions": [
+        "short_conv(form='lfm2', kernel=3, bias=True)",
+        "attention(q='short_conv(bias=True)', v='token_shift', qk_norm='full', rope_dims=2)",
+        "mlp(hidden=5, act='gelu', hidden_input='canon(kernel=2)')",
+    ],
+    "chunks": [
+        "short_swa(window=3, field='two_chunk', value='identity', head_dim=2)",
+        "short_swa(window=3, field='chunk', value='key', output='identity')",
+        "mlp(hidden=5)",
+    ],
+    "sink tokens": ["short_swa(window=2, sink_tokens=2)", "mlp(hidden=5)"],
+    "local mixers inside": [
+        "attention(window=3, v='residual(short_swa(window=2))', qkv='canon', input='token_shift(mu=0.5)')",
+        """mlp(hidden=4, input="short_swa(window=2, field='chunk')")""",
+    ],
     "list per block": [
         ["attention", "mlp"],
         ["short_swa(window=2)", "parallel(attention, mlp)"],
@@ -117,14 +155,27 @@ def depths() -> list[str]:
     return [*known, *(v for v in VARIANTS if method_of(v) in known)]
 
 
+@cache
+def fits(case: Case) -> bool:
+    """Whether the depth method takes these blocks: some need separate q, k, v inputs, or attentions alike."""
+    try:
+        twoaxis.cost(case.config(), 1, 1)
+    except twoaxis.InputError:
+        return False
+    return True
+
+
 def pairwise() -> list[Case]:
     """Each depth method with two sequences, each variant with one; each sequence meets several methods."""
     names, known = list(SEQUENCES), len(twoaxis.methods("depth"))
-    cases = [Case(depth, names[i % len(names)]) for i, depth in enumerate(depths())]
-    return cases + [
-        Case(depth, names[(i + len(names) // 2) % len(names)]) for i, depth in enumerate(depths()[:known])
-    ]
+
+    def one(depth: str, place: int) -> Case:
+        turned = names[place % len(names) :] + names[: place % len(names)]
+        return next(case for name in turned if fits(case := Case(depth, name)))
+
+    cases = [one(depth, i) for i, depth in enumerate(depths())]
+    return cases + [one(depth, i + len(names) // 2) for i, depth in enumerate(depths()[:known])]
 
 
 def whole() -> list[Case]:
-    return [Case(depth, sequence) for depth in depths() for sequence in SEQUENCES]
+    return [case for depth in depths() for name in SEQUENCES if fits(case := Case(depth, name))]

@@ -20,9 +20,12 @@ import torch
 import twoaxis
 from configurations import Case, perturb, tokens
 
+ATTENTION_PLACES = ("input", "q", "k", "v", "qkv")
 # option: the arguments of two specs that differ in it
 OPTIONS = {
     "attnres.key_norm_eps": ("", "key_norm_eps=0.1"),
+    "attnres.sink": ("window_sources=2", "window_sources=2, sink=False"),
+    "denseformer.sources": ("period=2", "period=2, sources='period'"),
     "dca.k": ("", "k=1"),
     "dca.middle": ("k=1", "k=1, middle='drop'"),
     "ddl.compressor": ("value_dim=3", "value_dim=3, compressor='token'"),
@@ -34,12 +37,30 @@ OPTIONS = {
     "lime.views": ("kind='dynamic'", "kind='dynamic', views=3"),
     "lime.gate": ("kind='dynamic'", "kind='dynamic', gate='relu'"),
     "value_residual.start": ("form='learnable'", "form='learnable', start='standard'"),
+    "muddformer.expand_last": ("round64=False", "round64=False, expand_last=False"),
+    "muddformer.pre_post_form": ("pre_post_norm=True", "pre_post_norm=True, pre_post_form='code'"),
+    "delta_attnres.source_blocks": ("form='block'", "form='block', source_blocks=1"),
+    "delta_attnres.released": (
+        "form='block', source_blocks=1",
+        "form='block', source_blocks=1, released=True",
+    ),
+    "delta_attnres.key_norm_eps": ("", "key_norm_eps=0.1"),
     "attention.n_heads": ("", "n_heads=1"),
     "attention.n_kv_heads": ("", "n_kv_heads=1"),
+    "attention.qk_norm": ("", "qk_norm='full'"),
+    "short_swa.qk_norm": ("", "qk_norm='head'"),
     "attention.pattern": ("window=3", "window=3, pattern='SL'"),
     "short_swa.n_heads": ("", "n_heads=1"),
     "short_swa.n_kv_heads": ("", "n_kv_heads=1"),
     "short_swa.window": ("", "window=3"),
+    "short_swa.field": ("window=3", "window=3, field='chunk'"),
+    "short_swa.sink_tokens": ("window=3", "window=3, sink_tokens=2"),
+    **{f"{n}.{at}": ("", f"{at}='canon'") for n in ("attention", "short_swa") for at in ATTENTION_PLACES},
+    "mlp.input": ("", "input='canon'"),
+    "mlp.hidden_input": ("", "hidden_input='canon'"),
+    "canon.set": ("", "set='BD'"),
+    "local_to_global.mixer": ("", "mixer='canon'"),
+    "residual.cores": ("short_swa", "token_shift"),
     "parallel.cores": ("attention, mlp", "attention, mlp, short_swa"),
 }
 REFUSED = {"depth_window.injection": "depth_window(injection='replace')"}  # one value is all there is so far

@@ -105,6 +105,8 @@ class DCA(Connection):
             """Per token and read of n sources 2 n d flops for b, and for v3 4 n d more for score and gate."""
             layout = shape.layout
             d, blocks = layout.d_model, layout.n_blocks
+            for index in range(blocks):
+                qkv_index(layout, index, self.name)  # a block without one is refused
             reads = [(3, self.n_sources(n)) for n in range(1, blocks + 1)] + [(1, self.n_sources(blocks + 1))]
             weights = sum(outputs * n for outputs, n in reads) * (1 if self.grn == "v1" else d)
             gates = sum(outputs for outputs, _ in reads) * d if self.grn == "v3" else 0

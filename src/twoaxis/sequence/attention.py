@@ -94,7 +94,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
             return None
         if self.cfg.value == "key":
             return k
-        return reads.x if reads.value is None else reads.value
+        return (reads.x if reads.value is None else reads.value).to(k.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
