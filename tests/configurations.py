@@ -24,6 +24,7 @@ VARIANTS = [
     "depth_window(window_blocks=1)",
     "depth_window(window_blocks=2, shared=False)",
     "depth_window(output=True)",
+    "depth_conv(kernel=2, shared=False)",
     "dca(k=1)",
     "dca(k=1, middle='drop', grn='v2')",
     "dca(grn='v1')",
@@ -78,21 +79,20 @@ SEQUENCES: dict[str, list[Any]] = {
     "grouped": ["attention(n_heads=2, n_kv_heads=1, qk_norm=True)", "mlp(act='gelu')"],
     "bias and sink": ["short_swa(window=3, position='bias', sink=True)", "mlp(hidden=5)"],
     "pattern": ["attention(window=3, pattern='SL')", "mlp"],
-    "canon": ["canon(set='ABCD')"],
+    "canon": ["canon(set='ABCD', start='zero')"],
     "convolutions": [
         "short_conv(form='lfm2', kernel=3, bias=True)",
         "attention(q='short_conv(bias=True)', v='token_shift', qk_norm='full', rope_dims=2)",
         "mlp(hidden=5, act='gelu', hidden_input='canon(kernel=2)')",
     ],
-    "chunks": [
-        "short_swa(window=3, field='two_chunk', value='identity', head_dim=2)",
-        "short_swa(window=3, field='chunk', value='key', output='identity')",
+    "chunks": ["short_swa(window=3, field='two_chunk', value='identity', head_dim=2)", "mlp(hidden=5)"],
+    "sink tokens": [
+        "short_swa(window=3, field='chunk', sink_tokens=2, value='key', output='identity')",
         "mlp(hidden=5)",
     ],
-    "sink tokens": ["short_swa(window=2, sink_tokens=2)", "mlp(hidden=5)"],
     "local mixers inside": [
-        "attention(window=3, v='residual(short_swa(window=2))', qkv='canon', input='token_shift(mu=0.5)')",
-        """mlp(hidden=4, input="short_swa(window=2, field='chunk')")""",
+        "attention(window=3, v='residual(short_swa(window=2))', qkv='canon(kernel=3)', input='token_shift')",
+        """mlp(hidden=4, input="short_swa(window=2, sink_tokens=1)")""",
     ],
     "list per block": [
         ["attention", "mlp"],

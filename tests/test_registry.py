@@ -22,12 +22,25 @@ from configurations import VOCAB, Case, method_of, pairwise, perturb, tokens
 from twoaxis.depth import named_tensors
 
 CASES = pairwise()
+FRAME = {  # checks that options of a method hardly touch: in this file, each method once
+    *(
+        "test_logits_and_loss",
+        "test_rollback_and_redo",
+        "test_beams_follow_their_parents",
+        "test_empty_input",
+    ),
+    *("test_no_tokens_leave_the_cache_unchanged", "test_saved_model_is_the_same", "test_copy_is_independent"),
+    *("test_one_seed_one_model", "test_inputs_are_not_changed"),
+}
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", metafunc.module.CASES, ids=str)
+        cases = metafunc.module.CASES
+        if cases is CASES and metafunc.function.__name__ in FRAME:
+            cases = cases[: len(twoaxis.methods("depth"))]
+        metafunc.parametrize("case", cases, ids=str)
 
 
 def gradients(model: twoaxis.Decoder, **options: Any) -> dict[str, Tensor | None]:
@@ -91,40 +104,35 @@ def test_no_token_sees_a_later_one(case: Case) -> None:
     assert moved[6]
 
 
-@pytest.mark.parametrize("sizes", [[1, 3, 4, 5], [1] * 13], ids=["chunks", "single"])
+@pytest.mark.parametrize("sizes", [[1, 3, 4, 5], [1] * 7], ids=["chunks", "single"])
 def test_decoding_equals_forward(case: Case, sizes: list[int]) -> None:
     # chunk sizes 1, 3, 4, 5: every chunking gives the same logits at every position
-    model, x = case.model(), tokens()
-    cache = model.new_cache(2, max_length=13)
+    model, x = case.model(), tokens(2, sum(sizes))
+    cache = model.new_cache(2, max_length=sum(sizes))
     torch.testing.assert_close(decode(model, x, sizes, cache), model(x), **CLOSE)
-    assert cache.length == 13
+    assert cache.length == sum(sizes)
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
-def test_packed_documents_equal_separate_runs(case: Case, cached: bool) -> None:
+def test_packed_documents_equal_separate_runs(case: Case) -> None:
     # documents of 5, 1 and 7 tokens in one row: each equals its own run
     model, x = case.model(), tokens()
     segments = torch.tensor([0] * 5 + [1] + [2] * 7).expand(2, -1)
     alone = torch.cat([model(part) for part in x.split([5, 1, 7], 1)], 1)
-    if cached:
-        packed = decode(model, x, [3, 4, 6], model.new_cache(2), segments=segments)
-    else:
-        packed = model(x, segments=segments)
-    torch.testing.assert_close(packed, alone, **CLOSE)
+    torch.testing.assert_close(model(x, segments=segments), alone, **CLOSE)
+    decoded = decode(model, x, [3, 4, 6], model.new_cache(2), segments=segments)
+    torch.testing.assert_close(decoded, alone, **CLOSE)
 
 
-@pytest.mark.parametrize("explicit", [False, True], ids=["counted positions", "given positions"])
-def test_left_padding_equals_unbatched(case: Case, explicit: bool) -> None:
-    # left-padded rows of 3 and 7 tokens, 5 decode steps: each row equals its own run
+def test_left_padding_equals_unbatched(case: Case) -> None:
+    # left-padded rows of 3 and 7 tokens, then 5 more: each row equals its own run
     model, x = case.model(), tokens(2, 12)
-    padding = torch.tensor([4, 0])[:, None] > torch.arange(12)
-    given = {"segments": torch.where(padding, -1, 0)}
-    if explicit:
-        given["positions"] = (torch.arange(12) - torch.tensor([[4], [0]])).clamp(min=0)
-    logits = decode(model, x, [7, 1, 1, 1, 1, 1], model.new_cache(2), **given)
-    torch.testing.assert_close(logits[:1, 4:], model(x[:1, 4:]), **CLOSE)
-    torch.testing.assert_close(logits[1:], model(x[1:]), **CLOSE)
-    assert logits.isfinite().all()
+    offset, index = torch.tensor([[4], [0]]), torch.arange(12)
+    segments, positions = torch.where(index < offset, -1, 0), (index - offset).clamp(min=0)
+    whole = model(x, segments=segments, positions=positions)
+    torch.testing.assert_close(whole[:1, 4:], model(x[:1, 4:]), **CLOSE)
+    torch.testing.assert_close(whole[1:], model(x[1:]), **CLOSE)
+    decoded = decode(model, x, [7, 1, 4], model.new_cache(2), segments=segments)
+    torch.testing.assert_close(decoded, whole, **CLOSE)
 
 
 def test_rollback_and_redo(case: Case) -> None:
@@ -155,11 +163,10 @@ def test_empty_input(case: Case, batch: int, length: int) -> None:
     # B=0, T=4; B=2, T=0: empty outputs of the right shape and dtype, caches unchanged
     model = case.model()
     empty = torch.empty(batch, length, dtype=torch.long)
-    logits = model(empty)
+    logits = model(empty, segments=empty, cache=model.new_cache(batch))
     assert (logits.shape, logits.dtype) == ((batch, length, VOCAB), torch.float64)
     model.loss(empty, empty).backward()
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
-    assert model(empty, segments=empty, cache=model.new_cache(batch)).shape == (batch, length, VOCAB)
 
 
 def test_no_tokens_leave_the_cache_unchanged(case: Case) -> None:
@@ -208,11 +215,11 @@ def test_gradients_equal_finite_differences(case: Case) -> None:
         return (functional_call(model, moved, (tokens(1, 5),)) * cotangent).sum()
 
     at = tuple(torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert gradcheck(output, at, eps=1e-5, rtol=1e-6, atol=1e-7)
+    assert gradcheck(output, at, eps=2e-6, rtol=1e-6, atol=1e-7)
 
 
 def test_autocast_keeps_the_state(case: Case) -> None:
-    model = case.model(torch.float32)
+    model = perturb(case.fresh(), 0.1)  # far from the start some methods amplify any rounding of their cores
     with torch.autocast("cpu", torch.bfloat16):
         logits, states = model(tokens(), return_states=True)
         loss = model.loss(tokens(), tokens())

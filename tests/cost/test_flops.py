@@ -55,14 +55,15 @@ def test_depth_methods_claim_at_least_their_matrix_products(depth, monkeypatch):
     cfg = config(depth)
     forward, backward = counted(cfg, monkeypatch)
     hidden, cost = hidden_pairs(cfg), twoaxis.cost(cfg, B, T)
-    plain = twoaxis.cost(config(), B, T)
+    plain, layout = twoaxis.cost(config(), B, T), cfg.layout()
+    options = [cfg.depth_config().core_options_at(layout, b, i) for b in range(3) for i in range(2)]
+    built_otherwise = any({"hidden_scale", "value_projection"} & set(o) for o in options)
     for name, measured, masked in (("forward", forward, hidden), ("backward", backward, 2 * hidden)):
         claimed = getattr(cost, f"flops_{name}")
         assert measured - masked <= claimed, name
         own = getattr(cost.by_part["depth"], f"flops_{name}")
-        assert claimed - own == getattr(plain, f"flops_{name}"), (
-            f"{name}: cores cost what they cost elsewhere"
-        )
+        if not built_otherwise:
+            assert claimed - own == getattr(plain, f"flops_{name}"), "cores cost what they cost elsewhere"
 
 
 @pytest.mark.parametrize("window", [1, 4, 11, 512, None])

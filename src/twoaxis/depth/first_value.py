@@ -20,7 +20,7 @@ class FirstValueConfig(DepthConfig):
 
     def heads(self, layout: Layout) -> tuple[int, int]:
         """(heads, width) of every attention's values; a model where they differ is refused."""
-        found = [(a.count, a.value) for a in attentions_before(layout, layout.n_blocks)]
+        found = [(a.heads, a.value) for a in attentions_before(layout, layout.n_blocks)]
         if not found:
             raise InputError(
                 f"{self.name} reads the values of attention and no block has one; add 'attention'"

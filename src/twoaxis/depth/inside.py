@@ -23,7 +23,7 @@ Between = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor
 class Heads(NamedTuple):
     """The keys and values of one attention."""
 
-    count: int
+    heads: int
     key: int  # width of a head's key
     value: int
 

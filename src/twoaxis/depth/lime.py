@@ -188,11 +188,11 @@ def routers(layout: Layout) -> list[tuple[int, int, int, int]]:
     widths = sorted({(key, value) for _, key, value in found})
     if len(widths) > 1:
         raise InputError(
-            f"lime mixes heads of one width and this model has (key, value) {widths}; give every attention the "
-            "same n_heads"
+            f"lime mixes heads of one width and this model has (key, value) {widths}; give every attention "
+            "the same n_heads"
         )
-    older = [sum(a.count for a in found[:n]) for n in range(len(found))]
-    return [(n, a.count, older[n], a.key + a.value) for n, a in enumerate(found)]
+    older = [sum(a.heads for a in found[:n]) for n in range(len(found))]
+    return [(n, a.heads, older[n], a.key + a.value) for n, a in enumerate(found)]
 
 
 class Router(nn.Module):
