@@ -26,6 +26,7 @@ OPTIONS = {
     "attnres.key_norm_eps": ("", "key_norm_eps=0.1"),
     "attnres.sink": ("window_sources=2", "window_sources=2, sink=False"),
     "denseformer.sources": ("period=2", "period=2, sources='period'"),
+    "depth_conv.kernel": ("", "kernel=2"),
     "dca.k": ("", "k=1"),
     "dca.middle": ("k=1", "k=1, middle='drop'"),
     "ddl.compressor": ("value_dim=3", "value_dim=3, compressor='token'"),

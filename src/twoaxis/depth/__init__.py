@@ -15,6 +15,7 @@ from twoaxis.depth.dca import DCA
 from twoaxis.depth.ddl import DDL
 from twoaxis.depth.delta_attnres import DeltaAttnRes
 from twoaxis.depth.denseformer import DenseFormer
+from twoaxis.depth.depth_conv import DepthConv
 from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.elc_bert import ELCBert
 from twoaxis.depth.history import History, named_tensors
@@ -23,6 +24,7 @@ from twoaxis.depth.lime import LIMe
 from twoaxis.depth.mhc import MHC
 from twoaxis.depth.muddformer import MUDDFormer
 from twoaxis.depth.residual_scalars import ResidualScalars
+from twoaxis.depth.silu_increment import SiLUIncrement
 from twoaxis.depth.svformer import SVFormer
 from twoaxis.depth.value_residual import ValueResidual
 from twoaxis.depth.vertical_attention import VerticalAttention
@@ -37,6 +39,7 @@ __all__ = [
     "DeltaAttnRes",
     "DenseFormer",
     "DepthConfig",
+    "DepthConv",
     "DepthWindow",
     "ELCBert",
     "History",
@@ -46,6 +49,7 @@ __all__ = [
     "PlainStream",
     "ResidualScalars",
     "SVFormer",
+    "SiLUIncrement",
     "Stream",
     "ValueResidual",
     "VerticalAttention",

@@ -1,0 +1,56 @@
+"""SiLU increment: the loose formula that some notes call Deep Delta Learning. A toy; the method is `ddl`.
+
+x' = x + a D sigmoid(D) = x + a SiLU(D),   D = f(norm(x)),  a = 0.1          (in secondary texts, no paper)
+
+ x ──┬── norm ── f ── a SiLU ──┐
+     └─────────────────────────+── x'
+
+Nothing is read, compared or erased: an additive branch whose outputs are never below -0.28 a.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, DepthConfig, State
+from twoaxis.norm import RMSNorm
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
+
+
+@spec.register("depth", "silu_increment")
+class SiLUIncrement(Connection):
+    """read: norm(x); write: x + a SiLU(y)."""
+
+    equation = "x' = x + a D sigmoid(D), D = f(norm(x))"
+    source = "secondary texts; not arXiv 2601.00417"
+
+    class Config(DepthConfig):
+        """scale: a."""
+
+        scale: float = 0.1
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="branch", weights="fixed", short_swa="no: every weight is a and nothing is compared"
+            )
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            layout = shape.layout
+            stream = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+            return Cost(
+                parameters=(layout.n_sublayers + 1) * layout.d_model, boundary_bytes={"full": stream.nbytes}
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, None]:
+        return Reads(self.norm(state)), None
+
+    def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
+        return state + self.cfg.scale * F.silu(y.to(state.dtype))
