@@ -37,7 +37,7 @@ class Slot:
         self.keep, self.fixed = keep, keep is not None or max_length is not None
         rows = keep + 1 + max_rollback if keep is not None else (max_length or 0)
         self.length = 0  # tokens seen
-        self.count: Tensor | None = None  # the same on the device, kept by the cache, in a slot of fixed shapes
+        self.count: Tensor | None = None  # the same on the device, in a slot of fixed shapes
         self._high = 0  # largest length ever: rows older than _high - rows are overwritten
         self._data = {
             name: torch.zeros(batch_size, rows, *shape, dtype=dtype, device=device)

@@ -5,9 +5,8 @@ import torch
 
 import twoaxis.train
 from configurations import Case
-from twoaxis.cli.generate import Typewriter
 from twoaxis.cli.main import main
-from twoaxis.data import ByteTokenizer, train_bpe
+from twoaxis.data import ByteTokenizer
 
 
 @pytest.fixture
@@ -41,12 +40,31 @@ def test_the_prompt_and_what_follows(capsys, run):
 def test_a_seed_fixes_the_text(capsys, run):
     _, folder = run
     first, again, other = (
-        written(capsys, folder, "--prompt", "x", "--max-new-tokens", "40", "--seed", seed) for seed in "112"
+        written(capsys, folder, "--prompt", "x", "--max-new-tokens", "15", "--seed", seed) for seed in "112"
     )
     assert first == again != other
     assert written(capsys, folder, "--prompt", "none", "--max-new-tokens", "0") == "none\n"
 
 
+def test_streamed_text_is_the_same(capsys, run):
+    for more in ([], ["--stop", "e", "xq"], ["--temperature", "0", "--prompt-lookup", "4"]):
+        argv = [run[1], "--prompt", "To be, to be", "--max-new-tokens", "30", *more]
+        assert written(capsys, *argv) == written(capsys, *argv, "--stream")
+
+
+def test_text_ends_before_a_stop_string(capsys, run):
+    free = written(capsys, run[1], "--max-new-tokens", "40", "--prompt", "x")
+    stop = next(c for c in free[5:] if c.isascii() and c.isalnum())
+    cut = written(capsys, run[1], "--max-new-tokens", "40", "--prompt", "x", "--stop", "never", stop)
+    assert cut == "x" + free[1:].split(stop)[0] + "\n"
+
+
+def test_prompt_lookup_writes_the_greedy_text(capsys, run):
+    argv = [run[1], "--prompt", "abcabcabc", "--temperature", "0", "--max-new-tokens", "60"]
+    assert written(capsys, *argv, "--prompt-lookup", "5") == written(capsys, *argv)
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["", "stream"])
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -55,12 +73,15 @@ def test_a_seed_fixes_the_text(capsys, run):
         (["--top-k", "0"], "top_k=0"),
         (["--top-p", "2"], "top_p=2.0"),
         (["--max-new-tokens", "-3"], "max_new_tokens=-3"),
+        (["--repetition-penalty", "0"], "repetition_penalty=0.0: allowed is above 0"),
+        (["--stop", ""], "stop string ''"),
+        (["--prompt-lookup", "3"], "it needs temperature=0"),
         (["--temprature", "1"], "--temperature"),
     ],
     ids=str,
 )
-def test_bad_input_is_one_line(capsys, run, argv, message):
-    assert main(["generate", run[1], *argv]) == 2
+def test_bad_input_is_one_line(capsys, run, argv, message, stream):
+    assert main(["generate", run[1], *argv, *stream]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -70,36 +91,3 @@ def test_bad_input_is_one_line(capsys, run, argv, message):
 def test_a_folder_that_is_no_run(capsys, tmp_path):
     assert main(["generate", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["plain", "naïve 汉字 😀 end", "\ufffd kept", "汉"])
-@pytest.mark.parametrize("kind", ["byte", "bpe"])
-def test_characters_are_written_whole(text, kind):
-    tokenizer = ByteTokenizer() if kind == "byte" else train_bpe(["naïve ends end " * 50], 262)
-    pieces: list[str] = []
-    writer = Typewriter(tokenizer, pieces.append)
-    for id_ in tokenizer.encode(text):
-        writer(int(id_))
-    writer.finish()
-    assert "".join(pieces) == text
-    if "\ufffd" not in text:
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_an_unfinished_character_is_shown_at_the_end():
-    pieces: list[str] = []
-    writer = Typewriter(ByteTokenizer(), pieces.append)
-    for id_ in [*b"a", *"汉".encode()[:2]]:
-        writer(id_)
-    assert pieces == ["a"]
-    writer.finish()
-    assert pieces == ["a", "\ufffd"]
-
-
-def test_noise_is_written_too():
-    pieces: list[str] = []
-    writer = Typewriter(ByteTokenizer(), pieces.append)
-    for id_ in [0xFF] * 20:
-        writer(id_)
-    writer.finish()
-    assert "".join(pieces) == "\ufffd" * 20

@@ -1,17 +1,15 @@
-"""`twoaxis generate`: let a trained run write on, printed as it is made."""
+"""`twoaxis generate`: let a trained run write on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import tyro
 
-from twoaxis.data import Tokenizer
 from twoaxis.errors import InputError
-from twoaxis.model import generate
+from twoaxis.model import generate_text
 
 
 @dataclass
@@ -22,6 +20,8 @@ class Args:
     """Folder of the run."""
     prompt: str = "\n"
     """Text to go on from."""
+    stream: bool = False
+    """Write the text as it is made, not at the end."""
     max_new_tokens: int = 200
     """Tokens to write."""
     temperature: float = 0.8
@@ -30,6 +30,12 @@ class Args:
     """Draw only from the k likeliest tokens."""
     top_p: float | None = None
     """Draw only from the fewest tokens that together have this probability."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens that are there already less likely."""
+    stop: tuple[str, ...] = ()
+    """End before any of these texts is written."""
+    prompt_lookup: int = 0
+    """With --temperature 0: draft so many tokens from what is there already; the same text, faster."""
     seed: int = 0
     """Seed of the draws: the same seed writes the same text."""
 
@@ -43,42 +49,24 @@ def run(args: Args) -> int:
     if not len(ids):
         raise InputError("--prompt is empty: give at least one character")
     device = model.embedding.weight.device
-    generator = torch.Generator(device).manual_seed(args.seed)
-    written = Typewriter(tokenizer, lambda text: print(text, end="", flush=True), args.prompt)
-    tokens = torch.from_numpy(ids.copy())[None].to(device)
-    generate(
+    pieces = generate_text(
         model,
-        tokens,
+        torch.from_numpy(ids.copy())[None].to(device),
         args.max_new_tokens,
         args.temperature,
+        decode=tokenizer.decode,
+        stop=args.stop,
         top_k=args.top_k,
         top_p=args.top_p,
-        generator=generator,
-        on_token=lambda new: written(int(new)),
+        repetition_penalty=args.repetition_penalty,
+        prompt_lookup=args.prompt_lookup,
+        generator=torch.Generator(device).manual_seed(args.seed),
     )
-    written.finish()
-    print()
+    if args.stream:
+        print(args.prompt, end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()
+    else:
+        print(args.prompt + "".join(pieces))
     return 0
-
-
-class Typewriter:
-    """Turns ids into text one by one; the bytes of an unfinished character wait for the rest of it.
-
-    before: text that is written ahead of the first id's.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None], before: str = "") -> None:
-        self.tokenizer, self.write, self.before = tokenizer, write, before
-        self.waiting: list[int] = []
-
-    def __call__(self, id_: int) -> None:
-        self.waiting.append(id_)
-        text = self.tokenizer.decode(self.waiting)
-        if not text.endswith("\ufffd") or len(self.waiting) >= 8:  # no character is longer than 4 bytes
-            self.finish()
-
-    def finish(self) -> None:
-        """Write what is waiting, finished or not."""
-        if text := self.before + self.tokenizer.decode(self.waiting):
-            self.write(text)
-        self.before, self.waiting = "", []

@@ -1,4 +1,4 @@
-"""A decode step that is compiled once: tensors of fixed shapes go in, everything that counts stays outside."""
+"""A decode step that is compiled once: tensors of fixed shapes go in, all counting stays outside."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from twoaxis.model.decoder import Decoder
 
 
 def compiled_step(model: Decoder, cache: Cache, **options: Any) -> Callable[..., Tensor]:
-    """A function that does what `model(tokens, segments=, positions=, cache=cache)` does, through torch.compile.
+    """A function that does what `model(tokens, segments=, positions=, cache=cache)` does, by torch.compile.
 
     One compilation serves all steps of one shape (B, T), whatever the cache has seen: a prompt is one shape,
     single tokens are another. options: of `torch.compile`.
 
-    Raises InputError for a cache that was not made with `fixed_shapes=True`: the rows it returns grow, and each
-    length would be compiled anew.
+    Raises InputError for a cache that was not made with `fixed_shapes=True`: the rows it returns grow, and
+    each length would be compiled anew.
     """
     if not cache.fixed_shapes:
         raise InputError("compiled_step needs a cache of one shape: new_cache(..., fixed_shapes=True)")

@@ -78,7 +78,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Context:
-        """What the blocks need to know of these tokens; the first half of `forward`, before any computation."""
+        """What the blocks need to know of these tokens: the first half of `forward`, before computing."""
         self._check(tokens, segments, positions, cache)
         if cache is not None:
             segments, positions = cache.begin(tokens.shape[1], segments, positions)
@@ -86,10 +86,8 @@ class Decoder(nn.Module):
             positions = document_positions(segments)
         return Context(segments, positions, cache)
 
-    def run(
-        self, tokens: Tensor, ctx: Context, return_states: bool = False, last: int | None = None
-    ) -> Any:
-        """The second half of `forward`: tensors in, tensors out; with a cache, `cache.advance` has to follow."""
+    def run(self, tokens: Tensor, ctx: Context, return_states: bool = False, last: int | None = None) -> Any:
+        """The second half of `forward`, on tensors alone; with a cache, `cache.advance` has to follow."""
         cache = ctx.cache
         state = self.stream.open(self.embedding(tokens).to(self.state_dtype), ctx)
         states = {"block.0": state}

@@ -49,16 +49,18 @@ def generate_text(
     stop: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[str]:
-    """Pieces of the text that continues one row (1, T), as soon as they are certain; not the stop string itself.
+    """Pieces of the text that continues one row (1, T), as soon as they are certain, up to a stop string.
 
     decode: ids -> text, such as a tokenizer's. Options: see `generate_stream`.
     """
-    text = TextStream(decode, stop)
     if tokens.ndim != 2 or len(tokens) != 1:
         raise InputError(f"tokens {tuple(tokens.shape)}: text is made from one row, (1, T)")
-    for new in generate_stream(
-        model, tokens, max_new_tokens, temperature, decode=decode, stop=stop, **options
-    ):
+    new = generate_stream(model, tokens, max_new_tokens, temperature, decode=decode, stop=stop, **options)
+    return _pieces(new, TextStream(decode, stop))
+
+
+def _pieces(tokens: Iterator[Tensor], text: TextStream) -> Iterator[str]:
+    for new in tokens:
         if piece := text.add(int(new)):
             yield piece
     if piece := text.finish():
@@ -83,7 +85,7 @@ def generate_stream(
     prompt_lookup: int = 0,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """The tokens (B, 1) that continue the rows of tokens (B, T), one step after the other, in evaluation mode.
+    """The tokens (B, 1) that continue the rows of tokens (B, T), step after step, in evaluation mode.
 
     temperature, top_k, top_p, repetition_penalty: see `Sampling`; repetition counts tokens of the row's
     document, the prompt's included.
@@ -92,8 +94,8 @@ def generate_stream(
     default the first end id, else 0); decoding stops when every row has ended.
     segments: (B, T) document ids, -1 marks padding on the left, so rows may differ in length; the last
     document goes on. use_cache=False reads the whole row again for each token, with the same result.
-    prompt_lookup: draft up to so many tokens from what the row has said before and verify them in one pass: the
-    same tokens as greedy decoding (up to ties within rounding), in fewer passes where text repeats.
+    prompt_lookup: draft up to so many tokens from what the row has said before and verify them in one pass:
+    the same tokens as greedy decoding (up to ties within rounding), in fewer passes where text repeats.
 
     Raises InputError, before anything is computed, for arguments that cannot be met.
     """
@@ -149,7 +151,7 @@ class _Rows:
         self.cache: Any = None
         if self.use_cache:
             length = self.said.shape[1] + self.left
-            self.cache = self.model.new_cache(len(self.said), length, **self._rollback())
+            self.cache = self.model.new_cache(len(self.said), length, self.lookup)
         self.unread, self.modules = self.said, list(self.model.modules())
         self.ended = torch.zeros_like(self.said[:, :1], dtype=torch.bool)
         self.seen: Tensor | None = None  # (B, V) the tokens of each row's document
@@ -159,9 +161,6 @@ class _Rows:
                 own = self.segments == self.segments[:, -1:]
             counts = torch.zeros(len(own), self.model.cfg.vocab_size, dtype=torch.long, device=own.device)
             self.seen = counts.scatter_add(1, self.said, own.long()) > 0
-
-    def _rollback(self) -> dict[str, int]:
-        return {"max_rollback": self.lookup} if self.lookup else {}
 
     def end(self, which: Tensor) -> None:
         """Rows (B, 1) that have ended now."""

@@ -14,7 +14,7 @@ LONGEST = 3  # n-grams of 3 tokens are looked up first, then of 2, then of 1
 
 
 def draft(row: Tensor, count: int) -> Tensor:
-    """Up to `count` tokens that followed the latest earlier place of the newest n-gram of row (T,); or none."""
+    """Up to `count` tokens that followed the latest earlier place of the newest n-gram of row (T,)."""
     for n in range(min(LONGEST, len(row) - 1), 0, -1):
         places = (row[:-1].unfold(0, n, 1) == row[-n:]).all(1).nonzero()
         if len(places):
@@ -24,7 +24,7 @@ def draft(row: Tensor, count: int) -> Tensor:
 
 
 def drafts(rows: Tensor, count: int) -> Tensor:
-    """A draft for each row (B, T), all of one length: (B, up to count). A shorter one repeats its last token."""
+    """A draft for each row (B, T), all of one length (B, up to count); a shorter one repeats its last."""
     found = [draft(row, count) if count else row[:0] for row in rows]
     width = max((len(d) for d in found), default=0)
     if width == 0:
@@ -34,6 +34,6 @@ def drafts(rows: Tensor, count: int) -> Tensor:
 
 
 def accepted(draft: Tensor, chosen: Tensor, ended: Tensor) -> int:
-    """How many drafted tokens (B, n) agree with the model's choices (B, n + 1) in every row that goes on, (B, 1)."""
+    """How many of the drafted tokens (B, n) are the model's choices (B, n + 1) in all rows but ended ones (B, 1)."""
     agrees = (draft == chosen[:, : draft.shape[1]]) | ended
     return int(agrees.all(0).cumprod(0).sum())

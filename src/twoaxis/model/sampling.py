@@ -53,7 +53,7 @@ class Sampling:
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits x (B, V) with x / penalty where x > 0 and x * penalty where x < 0, for the tokens marked in seen (B, V).
+    """Logits x (B, V), for tokens marked in seen (B, V) x / penalty where x > 0 and x * penalty where x < 0.
 
     CTRL's rule (arXiv 1909.05858, section 4.1) divides every score; for a negative one that would make the
     token likelier, so those are multiplied, as public implementations do.
