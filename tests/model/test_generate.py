@@ -31,7 +31,7 @@ class Scripted(nn.Module):
         self.cfg = SimpleNamespace(vocab_size=10)
         self.rows, self.asked = torch.tensor(rows), 0
 
-    def new_cache(self, batch: int, max_length: int) -> None:
+    def new_cache(self, batch: int, max_length: int, max_rollback: int) -> None:
         return None
 
     def forward(self, row: Tensor, segments: None, cache: None, last: int) -> Tensor:
