@@ -23,14 +23,15 @@ from twoaxis.depth import named_tensors
 
 CASES = pairwise()
 FRAME = {  # checks that options of a method hardly touch: in this file, each method once
-    *(
-        "test_logits_and_loss",
-        "test_rollback_and_redo",
-        "test_beams_follow_their_parents",
-        "test_empty_input",
-    ),
-    *("test_no_tokens_leave_the_cache_unchanged", "test_saved_model_is_the_same", "test_copy_is_independent"),
-    *("test_one_seed_one_model", "test_inputs_are_not_changed"),
+    "test_logits_and_loss",
+    "test_rollback_and_redo",
+    "test_beams_follow_their_parents",
+    "test_empty_input",
+    "test_no_tokens_leave_the_cache_unchanged",
+    "test_saved_model_is_the_same",
+    "test_copy_is_independent",
+    "test_one_seed_one_model",
+    "test_inputs_are_not_changed",
 }
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 
