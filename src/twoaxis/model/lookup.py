@@ -34,6 +34,6 @@ def drafts(rows: Tensor, count: int) -> Tensor:
 
 
 def accepted(draft: Tensor, chosen: Tensor, ended: Tensor) -> int:
-    """How many drafted tokens (B, n) are what was chosen (B, n + 1), in all rows that have not ended (B, 1)."""
+    """How many drafted tokens (B, n) were chosen too (B, n + 1), in all rows that have not ended (B, 1)."""
     agrees = (draft == chosen[:, : draft.shape[1]]) | ended
     return int(agrees.all(0).cumprod(0).sum())
