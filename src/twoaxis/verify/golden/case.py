@@ -23,8 +23,8 @@ class Case:
     """name: folder/file without suffix. meta: the JSON. tensors: the file's, in its own dtypes.
 
     A tensor's role follows from its name: `grad.X`, `d_X`, `dX` is the gradient of X; `cot.X`, `cot`,
-    `cotangent` and `cotangent.i` the cotangent of an output. Everything else is an
-    input, a parameter or an output.
+    `cotangent`, `cotangent.i` and `cot.last` (of the last output) the cotangent of an output. Everything else
+    is an input, a parameter or an output.
     """
 
     name: str
@@ -108,6 +108,8 @@ class Case:
         """The output whose cotangent `name` is, or None."""
         if name in ("cot", "cotangent"):
             return "out" if "out" in self.tensors else "output"
+        if name == "cot.last" and "out.last" not in self.tensors:
+            return next(reversed(self.names("out.")), None)
         if name.startswith("cot."):
             target = "out." + name.removeprefix("cot.")
             series = self.names(target.removesuffix("_last") + ".") if target.endswith("_last") else []

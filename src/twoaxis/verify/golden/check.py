@@ -17,7 +17,7 @@ Status = Literal["ok", "FAILED", "not run"]
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on one file. Errors are the largest of their kind, None when nothing was compared.
+    """The verdict on one file. Errors are the largest for their bound, None when nothing was compared.
 
     detail: what failed, or why the case was not run.
     """
@@ -60,14 +60,16 @@ def check(case: Case, family: str) -> Result:
     ]
     if not outputs:
         problems.append("no output was compared")
+    output_error, output_bound = _worst(outputs, rule.output)
+    gradient_error, gradient_bound = _worst(inward, rule.gradient)
     return Result(
         case.name,
         family,
         "FAILED" if problems else "ok",
-        _largest(outputs),
-        _largest(inward),
-        rule.output,
-        rule.gradient,
+        output_error,
+        gradient_error,
+        output_bound,
+        gradient_bound,
         "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else ""),
     )
 
@@ -114,6 +116,12 @@ def _error(computed: Tensor | None, recorded: Tensor) -> float:
     return error(computed, recorded) if computed.shape == recorded.shape else float("inf")
 
 
-def _largest(rows: list[tuple[str, float, float]]) -> float | None:
-    """The largest error; a NaN counts as the largest."""
-    return max((e for _, e, _ in rows), key=lambda e: float("inf") if e != e else e, default=None)
+def _worst(rows: list[tuple[str, float, float]], usual: float) -> tuple[float | None, float]:
+    """The error that is largest for its bound, and that bound; a NaN counts as the largest."""
+
+    def excess(row: tuple[str, float, float]) -> float:
+        _, e, bound = row
+        return e / bound if e == e and bound else float("inf")
+
+    _, error, bound = max(rows, key=excess, default=("", None, usual))
+    return error, bound
