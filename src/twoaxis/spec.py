@@ -39,7 +39,8 @@ class Config:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        cls: Any = type(self)
+        hints = _hints(cls)
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, f.name, checked(self.name, f.name, getattr(self, f.name), hints[f.name]))
         self.check()
@@ -112,11 +113,10 @@ def method(axis: Axis, name: str) -> Any:
     return _METHODS[axis][name]
 
 
-def options(config: type[Config]) -> dict[str, tuple[str, Any]]:
+def options(config: Any) -> dict[str, tuple[str, Any]]:
     """Each option of a method: what is allowed, in words, and its default."""
     hints = _hints(config)
-    fields = dataclasses.fields(config)  # type: ignore[arg-type]
-    return {f.name: (_spell(hints[f.name]), f.default) for f in fields}
+    return {f.name: (_spell(hints[f.name]), f.default) for f in dataclasses.fields(config)}
 
 
 def nearest(given: str, allowed: typing.Iterable[str]) -> str:

@@ -84,7 +84,7 @@ def test_the_table_fits(capsys, monkeypatch, columns):
             assert method.equation.split()[0] in text
     flat = " ".join(text.split())
     assert "options: none" in flat
-    assert "window=64 (int), position='rope' ('rope' or 'bias' or 'none')" in flat
+    assert "hidden=None (int or None), act='swiglu' ('swiglu' or 'gelu'" in flat
 
 
 @pytest.mark.parametrize("axis", AXES)

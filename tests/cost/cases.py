@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
+
 import configurations
 import twoaxis
 
-DEPTHS = configurations.depths()
+METHODS = list(twoaxis.methods("depth"))
+QUICK = set(configurations.pairwise())
 SEQUENCES = {**configurations.SEQUENCES, "wide window": ["short_swa(window=40)", "mlp"]}
+
+
+def full(value: object) -> object:
+    """A parameter of the full tier."""
+    return pytest.param(value, marks=pytest.mark.full)
+
+
+CASES = [case if case in QUICK else full(case) for case in configurations.whole()]
+DEPTHS = [depth if depth in METHODS else full(depth) for depth in configurations.depths()]
 
 
 def config(

@@ -1,7 +1,7 @@
 """MLP widths that bring a model to a budget."""
 
 import pytest
-from cases import config
+from cases import METHODS, config
 
 import twoaxis
 from twoaxis.cost import budget_of, match_mlp, mismatch
@@ -17,7 +17,7 @@ def widths(cfg: twoaxis.ModelConfig) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("budget", ["parameters", "flops"])
-@pytest.mark.parametrize("depth", list(twoaxis.methods("depth")))
+@pytest.mark.parametrize("depth", METHODS)
 def test_methods_are_brought_to_the_standard_model(depth, budget):
     standard = config(d_model=64, n_heads=4)
     target = budget_of(standard, budget, B, T)

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 import torch
-from cases import DEPTHS, SEQUENCES, config
+from cases import CASES, config
 
+import configurations
 import twoaxis
 from twoaxis.depth import named_tensors
 from twoaxis.types import TensorSpec
 
 B, T = 2, 11
-everything = pytest.mark.parametrize("sequence", SEQUENCES)
-every_depth = pytest.mark.parametrize("depth", DEPTHS)
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def built(cfg: twoaxis.ModelConfig) -> twoaxis.Decoder | None:
@@ -26,35 +26,53 @@ def built(cfg: twoaxis.ModelConfig) -> twoaxis.Decoder | None:
         return None
 
 
-@everything
-@every_depth
-def test_parameters(depth, sequence):
-    cfg = config(depth, sequence, vocab_size=5, tie_embeddings=False)
+def found_specs(state: object) -> dict[str, TensorSpec]:
+    return {
+        name: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
+        for name, t in named_tensors(state).items()
+    }
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@every_case
+def test_parameters(case):
+    cfg = case.config(tie_embeddings=False)
     if model := built(cfg):
         cost = twoaxis.cost(cfg, B, T)
-        assert cost.parameters == sum(p.numel() for p in model.parameters())
-        assert cost.by_part["depth"].parameters == sum(
-            p.numel() for n, p in model.named_parameters() if "connections" in n or n.startswith("stream")
-        )
+        assert cost.parameters == parameters(model)
+        assert cost.by_part["embedding"].parameters == cost.by_part["head"].parameters == 11 * 12
+        cores = sum(parameters(block.cores) for block in model.blocks)
+        assert cost.by_part["depth"].parameters == cost.parameters - cores - 2 * 11 * 12
 
 
-@every_depth
-@pytest.mark.parametrize("n_blocks", [1, 2, 7])
-def test_parameters_of_any_number_of_blocks(depth, n_blocks):
-    cfg = config(depth, n_blocks=n_blocks)
-    assert twoaxis.cost(cfg, B, T).parameters == sum(p.numel() for p in twoaxis.Decoder(cfg).parameters())
+@pytest.mark.parametrize("depth", configurations.depths())
+def test_parameters_of_any_number_of_blocks(depth):
+    for n_blocks in (1, 2, 7):
+        cfg = config(depth, n_blocks=n_blocks)
+        assert twoaxis.cost(cfg, B, T).parameters == parameters(twoaxis.Decoder(cfg)), n_blocks
 
 
-@everything
-@every_depth
-def test_decode_state_is_what_the_cache_holds(depth, sequence):
-    cfg = config(depth, sequence)
+@every_case
+def test_caches_and_states(case):
+    """Decode state is what the cache holds after T tokens; state_spec is what a forward pass hands on."""
+    cfg = case.config()
     if model := built(cfg):
         cache = model.new_cache(B, max_length=T)
         with torch.no_grad():
-            model(torch.randint(cfg.vocab_size, (B, T)), cache=cache)
+            _, states = model(configurations.tokens(B, T), cache=cache, return_states=True)
         assert cache.length == T
         assert twoaxis.cost(cfg, B, T).decode_state_bytes == cache.nbytes
+        for index in range(cfg.n_blocks + 1):
+            assert model.stream.state_spec(index, B, T) == found_specs(states[f"block.{index}"]), index
+
+
+def test_a_window_wider_than_the_row_is_held_whole():
+    cfg = config("additive", "wide window")
+    cache = twoaxis.Decoder(cfg).new_cache(B, max_length=T)
+    assert twoaxis.cost(cfg, B, T).decode_state_bytes == cache.nbytes == 3 * 2 * B * 40 * 24 * 4
 
 
 def test_decode_state_follows_the_weights_dtype():
@@ -63,35 +81,19 @@ def test_decode_state_follows_the_weights_dtype():
     assert twoaxis.cost(cfg, B, T, dtype="bfloat16").decode_state_bytes == model.new_cache(B, T).nbytes
 
 
-@pytest.mark.parametrize("n_blocks", [1, 3, 5])
-@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
-@every_depth
-def test_state_spec_names_every_tensor_at_every_boundary(depth, state_dtype, n_blocks):
+@pytest.mark.parametrize(("n_blocks", "state_dtype"), [(1, "float32"), (5, "bfloat16")])
+@pytest.mark.parametrize("depth", configurations.depths())
+def test_boundary_is_the_largest_state(depth, n_blocks, state_dtype):
     cfg = config(depth, n_blocks=n_blocks, state_dtype=state_dtype)
     model = twoaxis.Decoder(cfg)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # the state's dtype survives autocast
         _, states = model(torch.randint(cfg.vocab_size, (B, T)), return_states=True)
     sizes = []
     for index in range(n_blocks + 1):
-        found = {
-            name: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
-            for name, t in named_tensors(states[f"block.{index}"]).items()
-        }
+        found = found_specs(states[f"block.{index}"])
         assert model.stream.state_spec(index, B, T) == found, f"after {index} blocks"
         sizes.append(sum(spec.nbytes for spec in found.values()))
-    assert max(twoaxis.cost(cfg, B, T).boundary_bytes.values()) == max(sizes)
-
-
-@everything
-@every_depth
-def test_state_spec_of_other_blocks(depth, sequence):
-    cfg = config(depth, sequence)
-    if model := built(cfg):
-        with torch.no_grad():
-            _, states = model(torch.randint(cfg.vocab_size, (B, T)), return_states=True)
-        for index in range(cfg.n_blocks + 1):
-            found = {name: tuple(t.shape) for name, t in named_tensors(states[f"block.{index}"]).items()}
-            assert {k: v.shape for k, v in model.stream.state_spec(index, B, T).items()} == found
+    assert twoaxis.cost(cfg, B, T).boundary_bytes["full"] == max(sizes)
 
 
 def test_parts_add_up_and_repeat_a_kind_once():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twoaxis import spec
+from twoaxis.cost import cost
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.types import Cost, Shape
@@ -37,17 +38,9 @@ def run(args: Args) -> int:
     cfg = ModelConfig(d_model=args.d_model, n_blocks=args.n_blocks, n_heads=args.n_heads)
     if args.seq_len < 1:
         raise InputError(f"--seq-len {args.seq_len}: allowed is 1 or more")
-    shape = Shape(layout=cfg.layout(), batch_size=1, seq_len=args.seq_len)
-    axes: tuple[spec.Axis, ...] = ("depth", "sequence")
-    listed = {axis: [describe(axis, name, shape) for name in spec.methods(axis)] for axis in axes}
-    if args.axis != "all":
-        listed = {axis: rows for axis, rows in listed.items() if axis == args.axis}
-    size = {
-        "d_model": args.d_model,
-        "n_blocks": args.n_blocks,
-        "n_heads": args.n_heads,
-        "seq_len": args.seq_len,
-    }
+    axes: tuple[spec.Axis, ...] = ("depth", "sequence") if args.axis == "all" else (args.axis,)
+    listed = {axis: [describe(axis, name, cfg, args.seq_len) for name in spec.methods(axis)] for axis in axes}
+    size = {name: getattr(args, name) for name in ("d_model", "n_blocks", "n_heads", "seq_len")}
     if args.json:
         print(json.dumps({"size": size, **listed}, indent=2))
     else:
@@ -55,21 +48,32 @@ def run(args: Args) -> int:
     return 0
 
 
-def describe(axis: spec.Axis, name: str, shape: Shape) -> dict[str, Any]:
-    """All that is known of a method with its default options, as plain data."""
+def describe(axis: spec.Axis, name: str, cfg: ModelConfig, seq_len: int) -> dict[str, Any]:
+    """All that is known of a method with its default options, as plain data.
+
+    A depth method's numbers are those of the model with it minus those of the standard model; a core's are
+    its own in one block.
+    """
     method = spec.method(axis, name)
     config = method.Config()
-    cost: Cost = config.cost(shape)
     numbers: dict[str, Any]
     if axis == "depth":
-        standard: Cost = spec.parse_spec("depth", "additive").cost(shape)
+        total, standard = (
+            cost(dataclasses.replace(cfg, depth=depth), 1, seq_len) for depth in (name, "additive")
+        )
         numbers = {
-            "extra_parameters": cost.parameters - standard.parameters,
-            "boundary_bytes_per_token": {k: v / shape.tokens for k, v in cost.boundary_bytes.items()},
+            "extra_parameters": total.parameters - standard.parameters,
+            "boundary_bytes_per_token": {k: v / seq_len for k, v in total.boundary_bytes.items()},
             "standard_start": config.standard_start(),
+            "decode_state_bytes": total.decode_state_bytes - standard.decode_state_bytes,
         }
     else:
-        numbers = {"parameters_per_sublayer": cost.parameters, "separate_qkv_inputs": config.accepts_qkv}
+        own: Cost = config.cost(Shape(layout=cfg.layout(), batch_size=1, seq_len=seq_len))
+        numbers = {
+            "parameters_per_sublayer": own.parameters,
+            "separate_qkv_inputs": config.accepts_qkv,
+            "decode_state_bytes": own.decode_state_bytes,
+        }
     return {
         "name": name,
         "equation": method.equation,
@@ -80,7 +84,6 @@ def describe(axis: spec.Axis, name: str, shape: Shape) -> dict[str, Any]:
         ],
         "coordinates": dataclasses.asdict(config.coordinates()),
         **numbers,
-        "decode_state_bytes": cost.decode_state_bytes,
     }
 
 
