@@ -24,6 +24,8 @@ VARIANTS = [
     "depth_window(window_blocks=1)",
     "depth_window(window_blocks=2, shared=False)",
     "depth_window(output=True)",
+    "depth_window(heads=3, position='bias', injection='gated')",
+    "depth_window(window_blocks=2, heads=2, position='rope', injection='replace', output=True)",
     "depth_conv(kernel=2, shared=False)",
     "dca(k=1)",
     "dca(k=1, middle='drop', grn='v2')",

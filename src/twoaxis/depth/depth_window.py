@@ -7,29 +7,28 @@ W = [h(max(0, l-K+1)) .. h(l)], the current state included                      
  h(l) ──┬───── read z_l ── W_O ──┐        one read per block, before its first sublayer;
         └────────────────────────+── block l+1 ── h(l+1)
 
-The paper leaves the injection open: here z is added to the block's input, skip included, and nothing is read
-after the last block, whose state goes to the final norm.
+The paper leaves the injection open: by default z is added to the block's input, skip included. Nothing is
+read after the last block, whose state goes to the final norm. The read itself is in `window_read.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.window_read import WindowRead
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depth_read, mix
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
 @spec.register("depth", "depth_window")
 class DepthWindow(Connection):
-    """read: norm(h + W_O z(h(l-K+1) .. h(l))) at a block's first sublayer, else norm(x); write: x + y.
+    """read: norm(x = h + W_O z(h(l-K+1) .. h(l))) at a block's first sublayer, else norm(x); write: x + y.
 
     state: {"sources": the block states that the next read sees, h(l) the newest}; inside a block also
     {"stream": x}.
@@ -43,14 +42,20 @@ class DepthWindow(Connection):
 
         window_blocks: K, the block states read, the current one included; None reads all.
         shared: one W_Q, W_K, W_V for all blocks, as in the paper, or one set per block.
-        injection: what becomes of z; "add" adds it to the block's input.
+        injection: the block's input from the state h and z, "add" h + z, "replace" z alone, or "gated"
+        h + sigmoid(w . rms(h) + b) z.
         output: a projection W_O after the read.
+        heads: of width d / heads, each with a softmax of its own.
+        position: what tells layers apart, "none" (paper), "rope" a rotation by their distance, or "bias" a
+        learned number for each head and distance.
         """
 
         window_blocks: int | None = None
         shared: bool = True
-        injection: Literal["add"] = "add"
+        injection: Literal["add", "replace", "gated"] = "add"
         output: bool = False
+        heads: int = 1
+        position: Literal["none", "rope", "bias"] = "none"
 
         def check(self) -> None:
             if self.window_blocks is not None and self.window_blocks < 1:
@@ -58,6 +63,22 @@ class DepthWindow(Connection):
                     f"depth_window(window_blocks={self.window_blocks}): allowed is 1 or more (the current "
                     "state counts), or None for all"
                 )
+            if self.heads < 1:
+                raise InputError(f"depth_window(heads={self.heads}): allowed is 1 or more")
+            if self.window_blocks == 1 and (self.heads, self.position) != (1, "none"):
+                raise InputError(
+                    "depth_window(window_blocks=1): one state has weight 1; leave out heads and position"
+                )
+
+        def head_width(self, layout: Layout) -> int:
+            """D = d / heads; InputError for a width that does not fit."""
+            d, D = layout.d_model, layout.d_model // self.heads
+            if d % self.heads or (self.position == "rope" and D % 2):
+                even = " of even width, for the rotation" if self.position == "rope" else ""
+                raise InputError(
+                    f"depth_window(heads={self.heads}): d_model={d} is not cut into such heads{even}"
+                )
+            return D
 
         def n_sources(self, depth: int) -> int:
             """K_l = min(K, l + 1), the states seen by the read after `depth` blocks."""
@@ -84,27 +105,37 @@ class DepthWindow(Connection):
             )
 
         def standard_start(self) -> StandardStart:
-            return "exact"
+            return "no" if self.injection == "replace" and self.window_blocks != 1 else "exact"
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """Per token and read of n states: 2 d^2 flops for each of W_Q, W_K, W_V, W_O, and 4 n d for
-            scores and mix; a read of one state is W_V (and W_O) alone. Twice that backward.
+            """Per token and read of n states: 2 d^2 flops for each of W_Q, W_K, W_V, W_O (W_K n times with
+            "rope"), and 4 n d for the scores and the mix of each head; a read of one state is W_V (and W_O)
+            alone. A gate is 2 d. Twice that backward.
             """
             layout, d = shape.layout, shape.layout.d_model
+            self.head_width(layout)
             counts = [self.n_sources(depth) for depth in range(layout.n_blocks)]
-            matrices = [(3 if n > 1 else 1) + self.output for n in counts]
-            flops = shape.tokens * sum(
-                2 * d * d * m + (4 * n * d if n > 1 else 0) for m, n in zip(matrices, counts, strict=True)
-            )
+            flops = shape.tokens * sum(self._flops(n, d) for n in counts)
             tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            owned = max(matrices) if self.shared else sum(matrices)
+            owners = counts[-1:] if self.shared else counts
+            matrices = sum((3 if n > 1 else 1) + self.output for n in owners)
+            biases = sum(self.heads * n for n in owners if n > 1) if self.position == "bias" else 0
+            gates = len(owners) * (d + 1) if self.injection == "gated" else 0
             return Cost(
-                parameters=(layout.n_sublayers + 1) * d + owned * d * d,
+                parameters=(layout.n_sublayers + 1) * d + matrices * d * d + biases + gates,
                 flops_forward=flops,
                 flops_backward=2 * flops,
                 boundary_bytes={"full": largest},
             )
+
+        def _flops(self, n: int, d: int) -> int:
+            """Of one token's read of n states."""
+            gate = 2 * d if self.injection == "gated" else 0
+            if n == 1:
+                return 2 * d * d * (1 + self.output) + gate
+            keys = n if self.position == "rope" else 1
+            return 2 * d * d * (2 + keys + self.output) + 4 * n * d * self.heads + gate
 
     window_read: WindowRead | None
 
@@ -134,8 +165,8 @@ class DepthWindow(Connection):
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, Tensor]:
         if self.opens:
-            h = state["sources"].sources[-1]
-            x = h + self.read_depth(state).to(h.dtype)
+            assert self.window_read is not None
+            x = self.window_read.inject(state["sources"].sources[-1], self.read_depth(state))
         else:
             x = state["stream"]
         return Reads(self.norm(x)), x
@@ -155,62 +186,6 @@ class DepthWindow(Connection):
             for block, kinds in enumerate(layout.blocks)
         ]
         return DepthWindowStream(cfg, layout, shared), blocks
-
-
-class WindowRead(nn.Module):
-    """z and its projections, d x d, bias-free.
-
-    Over one state softmax is 1, so a read that never sees more has no W_Q and W_K. W_V starts at zero, so
-    that the model starts as the standard Transformer; the others start as N(0, init_std^2).
-
-    `forward` absorbs the projections: it scores the raw states with W_K^T W_Q h and applies W_V once, after
-    mixing. `attend` takes keys and values that were projected once per state and kept over depth, like a
-    decoding cache. Both need three d x d products per read; the first keeps one tensor per state, not two,
-    so the network uses it.
-    """
-
-    def __init__(self, cfg: Any, layout: Layout, n_sources: int) -> None:
-        super().__init__()
-        d = layout.d_model
-        self.scale = d**-0.5
-
-        self.query = Projection(d, layout.init_std) if n_sources > 1 else None
-        self.key = Projection(d, layout.init_std) if n_sources > 1 else None
-        self.value = Projection(d, 0.0)
-        self.output = Projection(d, layout.init_std) if cfg.output else nn.Identity()
-
-    def forward(self, states: tuple[Tensor, ...]) -> Tensor:
-        """W_O z (B, T, d) from the states of a window, oldest first, the current one last."""
-        mixed = states[-1]
-        if len(states) > 1:
-            assert self.query is not None
-            assert self.key is not None
-            query = F.linear(self.query(states[-1]), self.key.weight.mT)
-            mixed = depth_read(query, states, key_norm_eps=None, scale=self.scale)
-        return self.output(self.value(mixed))
-
-    def project(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """A state's key and value (B, T, d), to be kept over depth."""
-        assert self.key is not None
-        return self.key(state), self.value(state)
-
-    def attend(self, state: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Tensor:
-        """W_O z (B, T, d) from the current state and the window's keys and values: equals `forward`."""
-        assert self.query is not None
-        query = self.query(state)
-        _, weights = depth_read(query, keys, key_norm_eps=None, scale=self.scale, return_weights=True)
-        return self.output(mix(values, weights.unbind(-1)))
-
-
-class Projection(nn.Linear):
-    """A d x d matrix that takes states of any dtype."""
-
-    def __init__(self, d: int, std: float) -> None:
-        super().__init__(d, d, bias=False)
-        nn.init.normal_(self.weight, std=std)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight)
 
 
 class DepthWindowStream(Stream):
