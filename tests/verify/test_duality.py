@@ -39,6 +39,16 @@ def test_a_window_one_too_wide_is_found(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("wrong", ["sdpa", "blocked"])
+def test_one_wrong_backend_is_found(monkeypatch, wrong):
+    def wide(q, k, v, window, backend="auto"):
+        window = window + 1 if window is not None and backend == wrong else window
+        return reference.local_attention(q, k, v, window)
+
+    monkeypatch.setattr(module, "local_attention", wide)
+    assert failing() == [f"depth read, K = {K} = ShortSWA on the transposed stack" for K in (1, 3)]
+
+
 def test_another_scale_of_the_read_is_found(monkeypatch):
     def unscaled(query, sources, **options):
         return reference.depth_read(query, sources, **{**options, "scale": 1.0})
@@ -94,6 +104,14 @@ def test_a_delta_rewrite_of_another_strength_is_found(monkeypatch):
         return reference.delta_rewrite(state, direction, value, 1.01 * gate, eps)
 
     monkeypatch.setattr(identities, "delta_rewrite", strong)
+    assert [name.split(":")[0] for name in failing()] == ["DDL"] * 3
+
+
+def test_a_gate_that_stops_at_1_is_found(monkeypatch):
+    def timid(state, direction, value, gate, eps):
+        return reference.delta_rewrite(state, direction, value, gate.clamp(max=1), eps)
+
+    monkeypatch.setattr(identities, "delta_rewrite", timid)
     assert [name.split(":")[0] for name in failing()] == ["DDL"] * 3
 
 

@@ -23,7 +23,8 @@ def identities(s: Setting) -> Iterator[tuple[str, float]]:
 
 def delta(s: Setting) -> Iterator[tuple[str, float]]:
     """X' = A X + beta k v^T, A = I - beta k k^T, rho = |k|^2, k = h / sqrt(|h|^2 + eps^2) (2601.00417)."""
-    h, beta = s.randn(N, d), 2 * s.randn(N).sigmoid()
+    h = s.randn(N, d)
+    beta = torch.linspace(0.25, 1.75, N).to(h)  # on both sides of 1: shrinking and reflecting
     wide = h.cpu().double()
     size = wide.square().sum(-1)
     shrink = 1 - beta.cpu().double() * size / (size + EPS**2)  # 1 - beta rho, (N,)
