@@ -123,7 +123,7 @@ def _mixer(model: Decoder, window: int) -> ShortSWA:
     read = _projections(model)
     qkv = [read.get_parameter(f"{name}.weight").detach() for name in ("query", "key", "value")]
     mixer.qkv.weight.copy_(torch.cat(qkv))
-    mixer.out.weight.copy_(read.get_parameter("output.weight"))
+    mixer.get_parameter("out.weight").copy_(read.get_parameter("output.weight"))
     return mixer.eval()
 
 
