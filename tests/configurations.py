@@ -40,6 +40,7 @@ VARIANTS = [
     "mhc(dynamic=False, gates='softmax', write_scale=4.0)",
     "ddl(value_dim=4)",
     "ddl(value_dim=4, compressor='token')",
+    "ddl(value_dim=2, compressor='free')",
     "ddl(value_dim=3, embed_conv=False, target_source='context', target_act='linear', target_bias=False)",
     "ddl(gate='mlp', gate_hidden=5, target_const=0.5, write_only=True)",
     "elc_bert(variant='base')",

@@ -17,6 +17,7 @@ SPECS = [
     "ddl(value_dim=4)",
     "ddl(value_dim=2, embed_conv=False)",
     "ddl(value_dim=3, kernel=2, compressor='token')",
+    "ddl(value_dim=3, compressor='free')",
     "ddl(gate='mlp', gate_hidden=3, target_scale=2.5)",
     f"ddl(value_dim=3, {PAPER})",
     "ddl(target_const=1.7, write_only=True)",
@@ -35,6 +36,16 @@ def test_channel_compressor_is_a_zero_padded_correlation(channels: int, kernel: 
     expected = (mixed @ c.compress.read).unflatten(0, (2, 3))
     torch.testing.assert_close(c.compress(X, CTX, None), expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.grad(expected.square().sum(), w)[0].ne(0).all()
+
+
+def test_free_compressor_is_the_papers_sum() -> None:
+    """d m free numbers, no kernel and no read vector; every channel compressor is one of them."""
+    c, other = connection("ddl(value_dim=3, compressor='free')"), connection("ddl(value_dim=3, kernel=2)")
+    X = state_of(c, 2, 3)
+    assert [(n, tuple(p.shape)) for n, p in c.compress.named_parameters()] == [("weight", (6, 3))]
+    torch.testing.assert_close(c.compress(X, CTX, None), torch.einsum("btiv,iv->bti", X, c.compress.weight))
+    c.compress.weight.data = other.compress.effective().data
+    torch.testing.assert_close(c.compress(X, CTX, None), other.compress(X, CTX, None))
 
 
 def test_token_compressor_is_causal_and_reads_k_tokens() -> None:
@@ -78,6 +89,7 @@ def test_gate_starts_at_beta0(beta0: float) -> None:
 def test_option_values_give_different_models() -> None:
     """Pitfall: two values of each option, same weights -> outputs differ, or it is refused."""
     options = ["", "kernel=2", "compressor='token'", "embed_conv=False", "embed_kernel=2", "gate='mlp'"]
+    options += ["compressor='free'"]
     options += ["target_source='context'", "target_act='linear'", "target_bias=False", "target_scale=2"]
     options += ["target_const=1", "beta0=0.5", "key_eps=0.5", "write_only=True", "gate='mlp', gate_hidden=5"]
     tokens, outputs = torch.randint(17, (1, 6)), []
@@ -155,7 +167,8 @@ def test_nothing_of_it_decays() -> None:
         ("value_dim=4, embed_conv=False, embed_kernel=3", "embed_conv=False"),
         ("value_dim=3, kernel=6", "5 taps"),
         ("value_dim=3, kernel=0", "kernel"),
-        ("value_dim=3, compressor='both'", "'channel' or 'token'"),
+        ("value_dim=3, compressor='both'", "'channel' or 'token' or 'free'"),
+        ("value_dim=3, compressor='free', kernel=2", "compressor='free'"),
         ("target_const=2, target_act='linear'", "target_const"),
         ("target_act='linear', target_scale=2", "linear"),
         ("gate_hidden=64", "gate='linear'"),

@@ -47,7 +47,8 @@ class DDL(Connection):
         """By default the form of the public code; value_dim=4 is its recommended model (CC+EC).
 
         value_dim: channels m of the state; 1 is the usual (B, T, d). The next four options need m > 1.
-        compressor: how a sublayer reads the state, along the channels (CC) or over tokens (TC).
+        compressor: how a sublayer reads the state, along the channels (CC), over tokens (TC), or "free", CC as
+        the paper words it, a number for each feature and channel.
         kernel: its taps; None is m for "channel" (the only size that the code runs) and 4 for "token".
         embed_conv: open by a convolution of embed_kernel taps over tokens (EC), not by copies; None is yes.
         target_source, target_act, target_bias, target_scale: v = scale sigmoid(W u + b) of the raw read u,
@@ -59,7 +60,7 @@ class DDL(Connection):
         """
 
         value_dim: int = 1
-        compressor: Literal["channel", "token"] = "channel"
+        compressor: Literal["channel", "token", "free"] = "channel"
         kernel: int | None = None
         embed_conv: bool | None = None
         embed_kernel: int = 4
@@ -105,6 +106,7 @@ class DDL(Connection):
             self._refuse_idle(
                 self.expanded, "value_dim=1", "compressor", "kernel", "embed_conv", "embed_kernel"
             )
+            self._refuse_idle(self.compressor != "free", "compressor='free'", "kernel")
             self._refuse_idle(self.embeds, "embed_conv=False", "embed_kernel")
             self._refuse_idle(
                 self.target_const is None,
@@ -140,7 +142,7 @@ class DDL(Connection):
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """Flops per token: in each sublayer rewrite 4 d m (2 without erase), gate 2 d or 2 r (d + 1),
-            target 2 d m; there and at the end compressor 2 d m (channel) or 2 d m (k + 1) (token); EC 2dmk.
+            target 2 d m; there and at the end compressor 2 d m, or 2 d m (k + 1) over tokens; EC 2 d m k.
             """
             layout, d, m = shape.layout, shape.layout.d_model, self.value_dim
             sublayers, token = layout.n_sublayers, self.compressor == "token"
@@ -148,7 +150,7 @@ class DDL(Connection):
             target = d * m if self.target_const is None else 0
             learned = d + gate + 1 + target + (m if target and self.target_bias else 0)
             opening = d * m * self.embed_kernel if self.embeds else 0
-            kernel = d * self.taps * (m if token else 1) + m
+            kernel = d * m if self.compressor == "free" else d * self.taps * (m if token else 1) + m
             reading = d * m * (self.taps + 1 if token else 1)
             per_token = sublayers * (d * m * (1 if self.write_only else 2) + gate + target) + opening
             parameters = sublayers * learned + d + opening

@@ -2,6 +2,7 @@
 
 TC  u[t, i] = sum_j p_j sum_s w[i, j, k-1-s] X[t-s, i, j]     over tokens, then a learned read vector p
 CC  u[i]    = sum_v Weff[i, v] X[i, v]                        over the value channels, alone for each token
+free  u[i]  = sum_v c[i, v] X[i, v]                           the paper's words for CC: d m numbers, no p
 EC  X_0[t, i, j] = sum_s w[i, j, k-1-s] x[t-s, i]             from the embeddings to m channels
 
 All start as in the public code (arXiv 2601.00417): kernels N(0, 0.25 / d), p = 1 / m, EC the identity.
@@ -94,6 +95,18 @@ class ChannelCompressor(nn.Module):
         return (wide * self.effective().to(wide.dtype)).sum(-1).to(X.dtype)
 
 
+class FreeCompressor(nn.Module):
+    """The paper's CC: (B, T, d, m) -> (B, T, d) by a free number for each feature and channel."""
+
+    def __init__(self, width: int, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = _kernel(width, channels)
+
+    def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
+        wide = X.to(compute_dtype(X))
+        return (wide * self.weight.to(wide.dtype)).sum(-1).to(X.dtype)
+
+
 class EmbeddingConv(nn.Module):
     """EC: (B, T, d) -> (B, T, d, m) by a causal convolution over tokens; starts as m copies."""
 
@@ -112,12 +125,19 @@ def _kernel(width: int, *rest: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(width, *rest) * (0.5 / math.sqrt(width)))
 
 
-def new_compressor(cfg: Any, layout: Layout) -> TokenCompressor | ChannelCompressor | None:
+Compressor = TokenCompressor | ChannelCompressor | FreeCompressor
+KINDS: dict[str, type[Compressor]] = {
+    "token": TokenCompressor,
+    "channel": ChannelCompressor,
+    "free": FreeCompressor,
+}
+
+
+def new_compressor(cfg: Any, layout: Layout) -> Compressor | None:
     """The compressor that a DDL config asks for; None for a state without value channels."""
     if not cfg.expanded:
         return None
-    kind = TokenCompressor if cfg.compressor == "token" else ChannelCompressor
-    return kind(layout.d_model, cfg.value_dim, cfg.taps)
+    return KINDS[cfg.compressor](layout.d_model, cfg.value_dim, cfg.taps)
 
 
 def new_memory(cfg: Any, layout: Layout) -> ConvMemory | None:
