@@ -25,6 +25,13 @@ WINDOWED = {
     "mlp": 1,
     "mlp(act='gelu')": 1,
     "parallel(mlp, short_swa(window=3))": 3,
+    "attention(window=2, qkv='canon(kernel=3)')": 4,
+    "mlp(hidden=6, input='token_shift', hidden_input='short_swa(window=2)')": 3,
+    "residual(short_swa(window=3, value='identity', output='identity'))": 3,
+    "short_conv(kernel=3, activation='silu', bias=True)": 3,
+    "short_conv(form='lfm2', kernel=2)": 2,
+    "canon": 4,
+    "token_shift": 2,
 }
 
 
@@ -82,6 +89,5 @@ def in_steps(core: Mixer, x: Tensor, sizes: list[int], segments: Tensor | None =
 WAYS = {
     "at once": at_once,
     "one by one": lambda core, x, segments=None: in_steps(core, x, [1] * x.shape[1], segments),
-    "prefill 5": lambda core, x, segments=None: in_steps(core, x, [5] + [1] * (x.shape[1] - 5), segments),
     "pieces": lambda core, x, segments=None: in_steps(core, x, [3, 4, x.shape[1] - 7], segments),
 }

@@ -75,7 +75,16 @@ def test_keys_and_values_may_have_inputs_of_their_own(core, given):
 
 def test_only_attention_takes_separate_inputs():
     takes = {name: spec.parse_spec("sequence", name).accepts_qkv for name in WINDOWED}
-    assert [name for name, yes in takes.items() if not yes] == ["mlp", "mlp(act='gelu')"]
+    assert {name.split("(")[0] for name, yes in takes.items() if yes} == {
+        "attention",
+        "short_swa",
+        "parallel",
+    }
+    assert {name.split("(")[0] for name, yes in takes.items() if not yes}.isdisjoint(
+        {"attention", "short_swa"}
+    )
+    mixed = spec.parse_spec("sequence", "attention(input='canon')")
+    assert not mixed.accepts_qkv  # one input is mixed and remembered
 
 
 @pytest.mark.parametrize("core", ["attention", "short_swa(window=3)"])

@@ -77,6 +77,8 @@ def build_inner(cfg: HostConfig, layout: Layout, block: int, options: dict[str, 
     mixers = {}
     for name, (inner, at) in cfg.inner(layout, options).items():
         mixer: Mixer = spec.method("sequence", inner.name)(inner, at, block)
-        mixer.writes_stream = False
+        for part in mixer.modules():
+            if isinstance(part, Mixer):
+                part.writes_stream = False
         mixers[name] = mixer
     return nn.ModuleDict(mixers)
