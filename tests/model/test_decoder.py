@@ -9,14 +9,13 @@ from configurations import Case, tokens
 from twoaxis import InputError
 from twoaxis.model import token_loss
 
-every_depth = pytest.mark.parametrize("depth", configurations.depths())
+every_case = pytest.mark.parametrize("case", configurations.pairwise(), ids=str)
 
 
-@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-@every_depth
-def test_the_head_on_the_last_state_is_the_logits(depth, tie):
+@every_case
+def test_the_head_on_the_last_state_is_the_logits(case):
     # pitfall (Depth states): the head applied to the last exported state: exactly the logits
-    model, x = Case(depth).model(tie_embeddings=tie), tokens()
+    model, x = case.model(tie_embeddings=case.depth == "additive"), tokens()
     logits, states = model(x, return_states=True)
     assert list(states) == ["block.0", "block.1", "block.2", "block.3", "final"]
     assert model.head(states["final"]).equal(logits)
@@ -90,11 +89,10 @@ def test_accumulation_by_target_tokens():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("sequence", configurations.SEQUENCES)
-@every_depth
-def test_each_parameter_has_one_rule(depth, sequence):
+@every_case
+def test_each_parameter_has_one_rule(case):
     # pitfall (Loss, optimiser): only weight matrices decay; every parameter is in exactly one group
-    model = Case(depth, sequence).fresh(tie_embeddings=False, qk_norm=True)
+    model = case.fresh(tie_embeddings=False, qk_norm=True)
     rules = model.param_rules()
     parameters = dict(model.named_parameters())
     assert rules.keys() == parameters.keys()

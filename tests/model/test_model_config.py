@@ -94,9 +94,9 @@ def test_specs_are_written_in_one_way():
 
 
 def test_layout_is_what_methods_see():
-    cfg = ModelConfig(n_blocks=2, n_kv_heads=2, sequence=[["attention", "mlp"], ["parallel"]])
+    cfg = ModelConfig(n_blocks=2, n_kv_heads=2, sequence=[["attention", "mlp(hidden=8)"], ["parallel"]])
     layout = cfg.layout()
-    assert layout.blocks == (("attention", "mlp"), ("parallel(attention, mlp)",))
+    assert layout.blocks == (("attention", "mlp(hidden=8)"), ("parallel",))
     assert (layout.n_blocks, layout.n_sublayers, layout.n_kv_heads) == (2, 3, 2)
     assert [layout.sublayer(0, 1), layout.sublayer(1, 0)] == [1, 2]
     assert twoaxis.ModelConfig().layout().n_kv_heads == 4
