@@ -47,7 +47,9 @@ def llama() -> torch.nn.Module:
     )  # fmt: skip
 
 
-def stepper(model: torch.nn.Module, is_llama: bool, tokens: torch.Tensor, autocast: bool) -> Callable[[], None]:
+def stepper(
+    model: torch.nn.Module, is_llama: bool, tokens: torch.Tensor, autocast: bool
+) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     targets = tokens.roll(-1, 1)
     targets[:, -1] = -100
@@ -81,14 +83,19 @@ def measure(autocast: bool, rounds: int, batch: int) -> dict[str, object]:
                 times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
     row: dict[str, object] = {"precision": "bf16 autocast" if autocast else "float32", "batch": batch}
     for kind, index in (("cpu", 0), ("wall", 1)):
-        for label, top, bottom in (("llama/twoaxis", "llama", "twoaxis"), ("A/A", "twoaxis again", "twoaxis")):
+        for label, top, bottom in (
+            ("llama/twoaxis", "llama", "twoaxis"),
+            ("A/A", "twoaxis again", "twoaxis"),
+        ):
             ratios = [a[index] / b[index] for a, b in zip(times[top], times[bottom], strict=True)]
             row[f"{label} {kind}"] = [round(f(ratios), 3) for f in (statistics.median, min, max)]
     return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4)
