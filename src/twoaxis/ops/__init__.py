@@ -5,6 +5,7 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 
 from . import reference
 from .causal_conv import depthwise_causal_conv
+from .conventions import CONVENTIONS, window_for, window_from
 from .delta_rewrite import delta_rewrite
 from .depth_read import depth_read
 from .gated_mix import gated_mix
@@ -15,6 +16,7 @@ from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_
 from .window import check_window, visible, visible_pairs
 
 __all__ = [
+    "CONVENTIONS",
     "check_window",
     "delta_rewrite",
     "depth_read",
@@ -30,4 +32,6 @@ __all__ = [
     "sinkhorn_error",
     "visible",
     "visible_pairs",
+    "window_for",
+    "window_from",
 ]

@@ -4,11 +4,11 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import reference
-from .backends import blocked, sdpa
+from .backends import blocked, flash, flex, sdpa
 from .backends.plan import kept_keys
 from .checks import check_attention
 
-BACKENDS = ("auto", "reference", "blocked", "sdpa")
+BACKENDS = ("auto", "reference", "blocked", "sdpa", "flex", "flash", "varlen")
 _SMALL = 64  # up to so many keys in all a masked SDPA call is no slower than blocks
 
 
@@ -47,8 +47,11 @@ def local_attention(
             "reference": dense mask, differentiable twice;
             "blocked": every option, O(T window) work, saves only its inputs; first-order gradients;
             "sdpa": torch's kernels, with segments and sink_tokens only; a window costs a (Tq, Tk) mask.
-            auto takes sdpa for full attention, one query or at most 64 keys if it has every option asked for,
-            else blocked.
+            "flex": FlexAttention, with segments or sink_tokens; on a CPU without gradients;
+            "flash", "varlen": flash-attention, torch.nn.attention.varlen: with segments only, on a GPU in
+            float16 or bfloat16.
+            auto takes sdpa for full attention, one query or at most 64 keys if it has every option asked for;
+            else flash or varlen for a bare window where they run; else blocked.
 
     Raises:
         InputError: for a window that is not a positive integer or None, for shapes, dtypes or head counts
@@ -56,8 +59,7 @@ def local_attention(
     """
     window = check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
     plain = sink_logits is None and position_bias is None and reach is None
-    searched = segments is not None and sink_tokens > 0  # sdpa would look for sinks in the whole row
-    backend = _choose(backend, q.shape[2], k.shape[2], window, plain, searched)
+    backend = _choose(backend, q, k.shape[2], window, plain, segments, sink_tokens)
     if backend == "reference":
         return reference.local_attention(
             q, k, v, window, scale=scale, segments=segments, sink_logits=sink_logits, sink_tokens=sink_tokens,
@@ -66,6 +68,12 @@ def local_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "sdpa":
         out = sdpa.attend(q, k, v, window, scale, segments, sink_tokens)
+    elif backend == "flex":
+        _only(backend, sink_tokens == 0 or segments is None, "sink_tokens together with segments")
+        out = flex.attend(q, k, v, window, scale, segments, sink_tokens)
+    elif backend in ("flash", "varlen"):
+        _only(backend, sink_tokens == 0, "sink_tokens")
+        out = flash.attend(q, k, v, window, scale, segments, backend)
     else:
         out = blocked.attend(q, k, v, window, scale, segments, sink_logits, sink_tokens, position_bias, reach)
     if segments is None:
@@ -74,12 +82,30 @@ def local_attention(
     return out.masked_fill(padded[:, None, :, None], 0.0)
 
 
-def _choose(backend: str, Tq: int, Tk: int, window: int | None, plain: bool, searched: bool) -> str:
+def _choose(
+    backend: str,
+    q: Tensor,
+    Tk: int,
+    window: int | None,
+    plain: bool,
+    segments: Tensor | None,
+    sink_tokens: int,
+) -> str:
     if backend not in BACKENDS:
         raise InputError(f"backend={backend!r}: give one of {', '.join(BACKENDS)}")
-    if backend == "sdpa" and not plain:
-        raise InputError("backend='sdpa' has no sink_logits, position_bias or reach: use 'auto' or 'blocked'")
+    if backend not in ("auto", "reference", "blocked"):
+        _only(backend, plain, "sink_logits, position_bias or reach")
     if backend != "auto":
         return backend
-    small = not searched and (Tq == 1 or kept_keys(Tq, Tk, window) <= _SMALL)
-    return "sdpa" if plain and (small or window is None or window >= Tk) else "blocked"
+    searched = segments is not None and sink_tokens > 0  # sdpa would look for sinks in the whole row
+    small = not searched and (q.shape[2] == 1 or kept_keys(q.shape[2], Tk, window) <= _SMALL)
+    if plain and (small or window is None or window >= Tk):
+        return "sdpa"
+    if plain and segments is None and not sink_tokens and flash.fits(q):
+        return next((name for name in ("flash", "varlen") if flash.find(name)), "blocked")
+    return "blocked"
+
+
+def _only(backend: str, fits: bool, what: str) -> None:
+    if not fits:
+        raise InputError(f"backend={backend!r} has no {what}: use 'auto' or 'blocked'")
