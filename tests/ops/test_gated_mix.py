@@ -93,3 +93,10 @@ def test_shapes_that_do_not_fit_are_refused(weights, gate, message):
 def test_sources_that_are_no_tuple_of_one_shape_are_refused(sources):
     with pytest.raises(twoaxis.InputError, match="sources"):
         gated_mix(sources, torch.ones(2, 3, 5), torch.ones(2, 5))
+
+
+def test_second_derivatives_are_refused_aloud():
+    x, w = torch.randn(2, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    reads = gated_mix((x,), torch.ones(3, 1), w)
+    with pytest.raises(RuntimeError, match=r"twoaxis\.ops\.reference"):
+        torch.autograd.grad(sum(g.sum() for g in reads), x, create_graph=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
 from .checks import source_dtype
+from .first_order import first_order
 from .precision import compute_dtype, full_precision
 
 
@@ -64,7 +64,7 @@ class _GatedMix(torch.autograd.Function):
         return tuple(read.to(source_dtype(sources)) for read in reads)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         weights, gate, *sources = ctx.saved_tensors
         dtype = compute_dtype(*sources)
