@@ -27,9 +27,9 @@ def cost(
     """What a model costs on `batch_size` rows of `seq_len` tokens, without building it.
 
     parameters: learned numbers. flops_forward, flops_backward: of one training step over all tokens.
-    decode_state_bytes: `model.new_cache(batch_size, max_length=seq_len, max_rollback=max_rollback).nbytes`. boundary_bytes: what a block
-    hands on, at the block boundary where that is largest. by_part: the same counts of "embedding", "head",
-    "depth" and each kind of core summed over blocks. dtype: of the weights, and so of the cache.
+    decode_state_bytes: `model.new_cache(batch_size, seq_len, max_rollback).nbytes`. boundary_bytes: what a
+    block hands on, at the block boundary where that is largest. by_part: the same counts of "embedding",
+    "head", "depth" and each kind of core summed over blocks. dtype: of the weights, and so of the cache.
 
     Raises InputError for sizes below 1 and unknown dtypes.
     """
