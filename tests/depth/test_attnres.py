@@ -158,3 +158,112 @@ def test_outputs_of_another_dtype_are_kept_in_the_states_dtype():
         for (connection,) in blocks:
             state = connection(state, lambda reads, ctx: core(reads.x), Context())
             assert {t.dtype for t in named_tensors(state).values()} == {torch.float32}
+
+
+VARIED = [
+    "heads=3",
+    "query='input'",
+    "key_rank=4",
+    "key_rank=4, query='input', key_gain=False",
+    "window_sources=2",
+    "window_sources=2, sink=False",
+    "window_sources=1, sink=False, block_sublayers=2",
+    "window_sources=2, block_sublayers=3, heads=2, query='input'",
+]
+
+
+def varied_read(route, sources, norm):
+    """READ by loops over heads and sources, with a made query and keys of low rank, then the norm."""
+    if route is None:
+        return norm(sources[0])
+    d, r, n = sources[0].shape[-1], route.rank, len(sources)
+    rms = [
+        v[..., d - r :] / (v[..., d - r :].square().mean(-1, keepdim=True) + route.eps).sqrt()
+        for v in sources
+    ]
+    keys = rms if route.key_gain is None else [route.key_gain * k for k in rms]
+    query = route.query
+    if query.ndim == 2:
+        newest = sources[-1]
+        query = (newest / (newest.square().mean(-1, keepdim=True) + route.eps).sqrt()) @ query.T
+    parts = []
+    for h in range(route.heads):
+        k, v = (slice(h * x // route.heads, (h + 1) * x // route.heads) for x in (r, d))
+        logits = torch.stack([(query[..., k] * key[..., k]).sum(-1) for key in keys])
+        parts.append(sum(a[..., None] * s[..., v] for a, s in zip(logits.softmax(0), sources, strict=True)))
+    h = torch.cat(parts, -1)
+    return norm.weight * h / (h.square().mean(-1, keepdim=True) + norm.eps / n**2).sqrt()
+
+
+@pytest.mark.parametrize("options", VARIED)
+def test_heads_made_queries_low_rank_keys_and_windows(options):
+    torch.manual_seed(1)
+    d, ctx = 6, Context()
+    config = twoaxis.parse_spec("depth", f"attnres({options}, key_norm_eps=1e-3)")
+    stream, blocks = build(config, d, [("attention", "mlp")] * 4, norm_eps=0.1)
+    randomised(stream.double())
+    x0 = torch.randn(2, 3, d, dtype=torch.float64)
+    state, size, K = stream.open(x0, ctx), config.size, config.window_sources
+    closed, partial = [x0], []
+
+    def seen():
+        every = [*closed, sum(partial)] if partial else closed
+        return (
+            every
+            if K is None
+            else [s for i, s in enumerate(every) if i >= len(every) - K or (config.sink and not i)]
+        )
+
+    for connection in (c for connections in blocks for c in connections):
+        randomised(connection.double())
+        reads, carry = connection.read(state, ctx)
+        assert (connection.route is None) == (len(seen()) == 1)
+        expected = varied_read(connection.route, seen(), connection.norm)
+        torch.testing.assert_close(reads.x, expected, rtol=0, atol=1e-12)
+        y = torch.randn_like(x0)
+        state = connection.write(state, carry, y, ctx)
+        partial.append(y)
+        if len(partial) == size:
+            closed, partial = [*closed, sum(partial)], []
+        assert len(named_tensors(state)) == len(seen())  # what no later read sees is dropped
+    torch.testing.assert_close(
+        stream.close(state, ctx), varied_read(stream.route, seen(), stream.norm), rtol=0, atol=1e-12
+    )
+
+
+def test_one_head_and_full_rank_are_the_plain_read():
+    spec = ["attnres", "attnres(heads=1)", "attnres(key_rank=12)", "attnres(window_sources=99)"]
+    tokens, outputs = torch.randint(19, (2, 7)), []
+    for s in spec:
+        torch.manual_seed(0)
+        model = twoaxis.Decoder(twoaxis.ModelConfig(vocab_size=19, d_model=12, n_heads=3, depth=s)).double()
+        torch.manual_seed(1)
+        outputs.append(randomised(model)(tokens))
+    assert all(torch.equal(out, outputs[0]) for out in outputs[1:])
+
+
+@pytest.mark.parametrize(
+    "options", ["heads=3", "query='input'", "key_rank=5", "block_sublayers=2, query='input'"]
+)
+def test_variants_start_as_the_standard_transformer(options):
+    assert against_standard(f"attnres({options})", 1e-6) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("heads=0", "allowed is 1 or more"),
+        ("heads=2, key_rank=3", "both cut the keys"),
+        ("window_sources=2, readout='sum'", "needs every source"),
+        ("sink=False", "is for a window"),
+    ],
+)
+def test_refuses_variants(bad, why):
+    with pytest.raises(twoaxis.InputError, match=why):
+        twoaxis.parse_spec("depth", f"attnres({bad})")
+
+
+@pytest.mark.parametrize("bad", ["heads=5", "key_rank=13"])
+def test_refuses_what_the_width_does_not_allow(bad):
+    with pytest.raises(twoaxis.InputError, match="at d_model=12"):
+        build(f"attnres({bad})", 12, [["mlp"]] * 2)

@@ -112,3 +112,22 @@ def test_stream_and_mix_stay_float32_under_autocast():
 def test_refuses_steps_below_one(option):
     with pytest.raises(twoaxis.InputError, match=f"denseformer\\({option}=0\\): allowed is 1 or more"):
         twoaxis.parse_spec("depth", f"denseformer({option}=0)")
+
+
+@pytest.mark.parametrize(("L", "k", "p"), [(6, 1, 2), (6, 2, 2), (7, 2, 3), (9, 3, 1)])
+def test_sources_by_period_are_outputs_after_mixes(L, k, p):
+    # the training code keeps the output of every p-th block alone and counts the dilation over those
+    config = twoaxis.parse_spec("depth", f"denseformer(dilation={k}, period={p}, sources='period')")
+    stored = [0]
+    for n in range(1, L + 1):
+        if n % p:
+            assert not config.mixed(n)
+            continue
+        stored.append(n)
+        newest = len(stored) - 1
+        assert list(config.mixed(n)) == [j for i, j in enumerate(stored) if (newest - i) % k == 0]
+        read_later = {j for m in range(n + 1, L + 1) for j in config.mixed(m) if j <= n}
+        assert config.kept(n, L) == sorted(read_later)
+    if p == 1:
+        package = twoaxis.parse_spec("depth", f"denseformer(dilation={k})")
+        assert [config.mixed(n) for n in range(L + 1)] == [package.mixed(n) for n in range(L + 1)]

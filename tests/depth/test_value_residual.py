@@ -48,7 +48,7 @@ def test_values_are_mixed_with_the_first(form):
     first = rows[0][0]
     torch.testing.assert_close(rows[0][2], first, rtol=0, atol=0)
     for n, (own, x, attended) in enumerate(rows[1:], start=1):
-        mix = blocks[n][0].mixes[str(n)] if str(n) in blocks[n][0].mixes else None
+        mix = dict(blocks[n][0].mixes.items()).get(str(n))
         if form == "sparse":
             expected = 5 * first + own if n >= 4 else own
         elif form == "gated":
@@ -130,9 +130,10 @@ def test_the_papers_name_is_an_alias():
 def test_refuses_blocks(method, blocks, why):
     with pytest.raises(twoaxis.InputError, match=why):
         build(method, 12, blocks, n_heads=2, n_kv_heads=2)
+    layout = Layout(d_model=12, blocks=tuple(map(tuple, blocks)), n_heads=2, n_kv_heads=2)
+    config = twoaxis.parse_spec("depth", method)
     with pytest.raises(twoaxis.InputError, match=why):
-        layout = Layout(d_model=12, blocks=tuple(map(tuple, blocks)), n_heads=2, n_kv_heads=2)
-        twoaxis.parse_spec("depth", method).cost(Shape(layout=layout, batch_size=1, seq_len=1))
+        config.cost(Shape(layout=layout, batch_size=1, seq_len=1))
 
 
 def test_refuses_a_start_that_a_form_has_not():
