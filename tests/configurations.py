@@ -5,6 +5,8 @@ A method that registers itself joins with its defaults; VARIANTS adds option set
 
 from __future__ import annotations
 
+import json
+import re
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +28,7 @@ VARIANTS = [
     "depth_window(output=True)",
     "depth_window(heads=3, position='bias', injection='gated')",
     "depth_window(window_blocks=2, heads=2, position='rope', injection='replace', output=True)",
+    "depth_attention(stride_attentions=2, recent_attentions=1)",
     "depth_conv(kernel=2, shared=False)",
     "dca(k=1)",
     "dca(k=1, middle='drop', grn='v2')",
@@ -112,19 +115,23 @@ def method_of(spec: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the cross product. `sequence` is a key of SEQUENCES."""
+    """One point of the cross product. `sequence` is a key of SEQUENCES; `window` replaces every window in it."""
 
     depth: str
     sequence: str = "standard"
+    window: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.depth} - {self.sequence}"
+        return f"{self.depth} - {self.sequence}" + (f" - w={self.window}" if self.window else "")
 
     def config(self, **fields: Any) -> twoaxis.ModelConfig:
         n_blocks = fields.pop("n_blocks", BLOCKS)
         blocks = SEQUENCES[self.sequence]
         if isinstance(blocks[0], list):
             blocks = blocks[:n_blocks]
+        if self.window is not None:
+            text = re.sub(r"window=\d+", f"window={self.window}", json.dumps(blocks))
+            blocks = json.loads(text)
         given = {"vocab_size": VOCAB, "d_model": WIDTH, "n_heads": 2, "depth": self.depth, "sequence": blocks}
         return twoaxis.ModelConfig(**{**given, "n_blocks": n_blocks, **fields})
 

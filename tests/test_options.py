@@ -26,6 +26,8 @@ OPTIONS = {
     "attnres.key_norm_eps": ("", "key_norm_eps=0.1"),
     "attnres.sink": ("window_sources=2", "window_sources=2, sink=False"),
     "denseformer.sources": ("period=2", "period=2, sources='period'"),
+    "depth_attention.stride_attentions": ("", "stride_attentions=2"),
+    "depth_attention.recent_attentions": ("stride_attentions=2", "stride_attentions=2, recent_attentions=1"),
     "depth_conv.kernel": ("", "kernel=2"),
     "dca.k": ("", "k=1"),
     "dca.middle": ("k=1", "k=1, middle='drop'"),

@@ -15,6 +15,7 @@ from twoaxis.depth.dca import DCA
 from twoaxis.depth.ddl import DDL
 from twoaxis.depth.delta_attnres import DeltaAttnRes
 from twoaxis.depth.denseformer import DenseFormer
+from twoaxis.depth.depth_attention import DepthAttention
 from twoaxis.depth.depth_conv import DepthConv
 from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.elc_bert import ELCBert
@@ -38,6 +39,7 @@ __all__ = [
     "Connection",
     "DeltaAttnRes",
     "DenseFormer",
+    "DepthAttention",
     "DepthConfig",
     "DepthConv",
     "DepthWindow",

@@ -47,7 +47,7 @@ class DDL(Connection):
         """By default the form of the public code; value_dim=4 is its recommended model (CC+EC).
 
         value_dim: channels m of the state; 1 is the usual (B, T, d). The next four options need m > 1.
-        compressor: how a sublayer reads the state, along the channels (CC), over tokens (TC), or "free", CC as
+        compressor: how a sublayer reads the state, along channels (CC), over tokens (TC), or "free", CC as
         the paper words it, a number for each feature and channel.
         kernel: its taps; None is m for "channel" (the only size that the code runs) and 4 for "token".
         embed_conv: open by a convolution of embed_kernel taps over tokens (EC), not by copies; None is yes.

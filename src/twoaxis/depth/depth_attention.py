@@ -1,0 +1,182 @@
+"""Depth-Attention: before attention looks along the tokens, its query looks along depth and mixes the values.
+
+V~_n = sum_{j in A_n} a_nj V~_j + a_nn V_n,   a_n = softmax over A_n and n of q_n . k_j / sqrt(D)   (arXiv 2606.05014)
+
+ k_j, V~_j of anchors ──┐
+ norm(x) ─ W_q, W_k, W_v ┴─ q_n . k_j ── V~_n ─┐          per token and key/value head; V~_0 = V_0
+         └─ q_n, k_n ──────────────────────────┴─ attention ── + x
+
+Anchors A_n are every stride-th attention before n. Sources are values that were mixed already, so depth is
+read recursively. No parameter is new, and the cache keeps V~ in place of V.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis import spec
+from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State, Stream
+from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.inside import Heads, attentions_at, attentions_before, run_inside
+from twoaxis.errors import InputError
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import depth_read, mix
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
+
+
+@spec.register("depth", "depth_attention")
+class DepthAttention(Connection):
+    """read: norm(x); inside attention V becomes V~; write: x + y.
+
+    state: {"stream": x, "sources": [k_j | V~_j] (B, T, heads, D_k + D_v) of the attentions that later ones
+    read, numbered over the network}. Keys are unrotated: at one position a rotation changes no score.
+    """
+
+    equation = "V~_n = sum_j softmax_j(q_n k_j / sqrt(D)) V~_j, y = attention(q_n, k_n, V~_n)"
+    source = "arXiv 2606.05014"
+
+    class Config(DepthConfig):
+        """stride_attentions: anchors are the attentions 0, s, 2s, ..; None is half their number (paper's size).
+        recent_attentions: so many before the current one are read as well.
+        """
+
+        stride_attentions: int | None = None
+        recent_attentions: int = 0
+
+        def check(self) -> None:
+            if self.stride_attentions is not None and self.stride_attentions < 1:
+                raise InputError(
+                    f"depth_attention(stride_attentions={self.stride_attentions}): allowed is 1 or more, or "
+                    "None for half the number of attentions"
+                )
+            if self.recent_attentions < 0:
+                raise InputError(
+                    f"depth_attention(recent_attentions={self.recent_attentions}): allowed is 0 or more"
+                )
+
+        def heads(self, layout: Layout) -> Heads:
+            """The key/value heads of every attention; a model where they differ is refused."""
+            found = attentions_before(layout, layout.n_blocks)
+            if not found:
+                raise InputError(
+                    "depth_attention mixes the values of attention and no block has one; add 'attention'"
+                )
+            if len(set(found)) > 1:
+                raise InputError(
+                    "depth_attention needs keys and values of one shape and this model has (heads, key, value) "
+                    f"{sorted(set(map(tuple, found)))}; give every attention the same n_heads and n_kv_heads"
+                )
+            return found[0]
+
+        def anchors(self, layout: Layout, n: int) -> list[int]:
+            """A_n: the earlier attentions that attention n reads."""
+            stride = self.stride_attentions or max(1, len(attentions_before(layout, layout.n_blocks)) // 2)
+            return [j for j in range(n) if j % stride == 0 or j >= n - self.recent_attentions]
+
+        def kept(self, layout: Layout, done: int) -> list[int]:
+            """Of the first `done` attentions those that a later one reads."""
+            later = range(done, len(attentions_before(layout, layout.n_blocks)))
+            return [j for j in range(done) if any(j in self.anchors(layout, n) for n in later)]
+
+        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+            """The state after `depth` blocks; `tensor` is like the stream."""
+            heads = self.heads(layout)
+            row = TensorSpec((*tensor.shape[:2], heads.heads, heads.key + heads.value), tensor.dtype)
+            kept = self.kept(layout, len(attentions_before(layout, depth)))
+            return {"stream": tensor, **source_specs("sources", kept, row)}
+
+        def coordinates(self) -> Coordinates:
+            return Coordinates(
+                source="keys and mixed values of earlier attentions",
+                weights="QK",
+                normalizer="softmax",
+                sharing="per attention",
+                injection="replace",
+                reads_per_block=1,
+                short_swa="extended: keys of each layer's own, values mixed recursively, anchors at a stride",
+            )
+
+        def cost(self, shape: Shape, block: int = 0) -> Cost:
+            """2 flops per key or value feature of each source, the own one included; twice that backward."""
+            layout, heads = shape.layout, self.heads(shape.layout)
+            count = len(attentions_before(layout, layout.n_blocks))
+            sources = sum(len(a) + 1 for a in (self.anchors(layout, n) for n in range(count)) if a)
+            flops = 2 * sources * heads.heads * (heads.key + heads.value) * shape.tokens
+            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+            return Cost(
+                parameters=(layout.n_sublayers + 1) * layout.d_model,
+                flops_forward=flops,
+                flops_backward=2 * flops,
+                boundary_bytes={"full": largest},
+            )
+
+    def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        self.first = len(attentions_before(layout, block, index))  # this sublayer's first attention
+        end = self.first + len(attentions_at(layout, block, index))
+        self.anchors = {n: frozenset(cfg.anchors(layout, n)) for n in range(self.first, end)}
+        self.kept = frozenset(cfg.kept(layout, end))
+        self.key_width = cfg.heads(layout).key
+
+    def forward(self, state: State, core: Core, ctx: Context) -> State:
+        reads, _ = self.read(state, ctx)
+        n, sources = self.first, state["sources"]
+
+        def between(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            nonlocal n, sources
+            assert v is not None
+            anchors = sources.keep(self.anchors[n].__contains__).sources
+            row = torch.cat((k, v), -1).to(state["stream"].dtype)
+            if anchors:
+                mixed = self.mixed_values(q, (*anchors, row))
+                row, v = torch.cat((row[..., : self.key_width], mixed), -1), mixed.to(q.dtype)
+            sources, n = sources.push(row, n), n + 1
+            return q, k, v
+
+        y = run_inside(core, reads, ctx, between)  # type: ignore[arg-type]
+        return self.write(state, sources, y, ctx)
+
+    def mixed_values(self, q: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+        """V~ (B, T, heads, D_v) from queries (B, T, H, D_k) and rows [k | V], the own one last.
+
+        Query heads that share a key are averaged first, so that the values keep their number of heads.
+        """
+        keys, values = zip(*(row.split((self.key_width, row.shape[-1] - self.key_width), -1) for row in rows))
+        query = q.to(rows[-1].dtype).unflatten(2, (rows[-1].shape[2], -1)).mean(3)
+        scale = self.key_width**-0.5
+        _, weights = depth_read(query, keys, key_norm_eps=None, scale=scale, return_weights=True)
+        return mix(values, weights.unbind(-1))
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, History]:
+        return Reads(self.norm(state["stream"])), state["sources"]
+
+    def write(self, state: State, carry: History, y: Tensor, ctx: Context) -> State:
+        x = state["stream"] + y.to(state["stream"].dtype)
+        return {"stream": x, "sources": carry.keep(self.kept.__contains__)}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Layout) -> Stream:
+        return DepthAttentionStream(cfg, layout)
+
+
+class DepthAttentionStream(PlainStream):
+    """Opens with the embeddings and no source, closes with the final norm of the stream."""
+
+    def __init__(self, cfg: Any, layout: Layout) -> None:
+        super().__init__(layout)
+        self.cfg = cfg
+        cfg.heads(layout)
+
+    def open(self, x: Tensor, ctx: Context) -> State:
+        return {"stream": x, "sources": History()}
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        return self.norm(state["stream"])
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
