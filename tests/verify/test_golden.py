@@ -16,8 +16,6 @@ from twoaxis.verify.golden.registry import _RUNNERS, runners
 VECTORS = Path(__file__).parents[1] / "golden"
 FILES = sorted(path.with_suffix("") for path in VECTORS.glob("*/*.json"))
 NOT_RUN = {  # and a word of the reason
-    "lucidrains_block_n4": "block mode",
-    "lucidrains_block_rotary_n6": "block mode",
     "lucidrains_layer": "each stream alone",
     "static_orthostochastic": "orthostochastic",
 }
@@ -31,7 +29,7 @@ def label(stem: Path) -> str:
 def test_the_vectors_are_all_there():
     families = {stem.parent.name for stem in FILES}
     assert families == set(runners()) & {path.name for path in VECTORS.iterdir() if path.is_dir()}
-    assert len(FILES) == 103
+    assert len(FILES) == 120
 
 
 @pytest.mark.parametrize("stem", FILES, ids=label)
@@ -92,6 +90,14 @@ CHANGED = [
     "sliding-window-attention/hf_core_hq4_hkv2_w2",
     "sliding-window-attention/hf_module_rope_w5",
     "sliding-window-attention/lucidrains_exact_n4",
+    "sliding-window-attention/lucidrains_block_rotary_n6",
+    "canon/layer_ABCD_qknorm_rope2",
+    "canon/op_k4_res1_act1",
+    "shortconv/causal_conv_k4_b1_silu1_h01",
+    "shortconv/causal_conv_k2_b0_silu0_h00",
+    "shortconv/lfm2_block_k4",
+    "shortconv/token_shift",
+    "shortconv/varlen_states",
 ]
 
 
@@ -116,7 +122,7 @@ def test_a_nan_is_found(tmp_path, case):
     stem = copied(VECTORS / case, tmp_path)
     path = stem.with_suffix(".safetensors")
     tensors = load_file(path)
-    name = next(n for n in tensors if n.startswith(("out", "streams")))
+    name = next(n for n in tensors if n.startswith(("out", "streams", "state")))
     tensors[name].flatten()[0] = torch.nan
     save_file(tensors, path)
     assert run_pair(stem, tmp_path).status == "FAILED"
@@ -149,6 +155,15 @@ def test_an_unknown_option_is_not_run(tmp_path, stem):
         ("sliding-window-attention/hf_module_rope_w5", "rope_theta", 500.0),
         ("sliding-window-attention/hf_module_rope_w5", "scale", 1.0),
         ("sliding-window-attention/lucidrains_exact_n4", "look_backward", 2),
+        ("sliding-window-attention/lucidrains_block_n4", "look_backward", 2),
+        ("sliding-window-attention/lucidrains_block_n4", "window_size", 5),
+        ("canon/layer_ABCD", "rope_theta", 500.0),
+        ("canon/layer_ABCD", "canon_set", "ABC"),
+        ("canon/layer_BD_rope2", "rms_eps", 0.1),
+        ("canon/op_k3_res1_act0", "residual", False),
+        ("shortconv/causal_conv_k4_b1_silu1_h01", "silu", False),
+        ("shortconv/causal_conv_k2_b0_silu0_h00", "ring_slots", 3),
+        ("shortconv/lfm2_block_k3", "bias", True),
         ("sliding-window-attention/lucidrains_exact_n4", "rotary", True),
         ("attnres_block/stack_final_read", "layers_per_block", 1),
         ("attnres_full/stack_fla", "eps", 0.1),

@@ -101,7 +101,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         q, k, v = self._mixed(q, k, v, ctx)
         positions = self.positions(q, ctx)
         if self.rotated:
-            cos, sin = rotary_angles(positions, self.rotated, self.layout.rope_base, q.dtype)
+            cos, sin = self.angles(positions, q.dtype)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k, v, segments = self.remember(k, v, ctx)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
@@ -129,6 +129,10 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
             return ctx.positions
         start = ctx.cache.length if ctx.cache is not None else 0
         return torch.arange(start, start + q.shape[1], device=q.device)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of the rotation of tokens at these positions."""
+        return rotary_angles(positions, self.rotated, self.layout.rope_base, dtype)
 
     def remember(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor | None]:
         """The kept keys and values followed by the new ones, and the documents of all these rows."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.cache import Cache
 from twoaxis.ops import local_attention, visible
 from twoaxis.sequence import ShortSWA
-from twoaxis.sequence.rotary import rotary_angles
+from twoaxis.sequence.rotary import rotary_angles, rotate
 from twoaxis.types import Context, Layout, Reads
 from twoaxis.verify.golden.case import Case, NotRun
+from twoaxis.verify.golden.feed import documents, feed
 from twoaxis.verify.golden.registry import golden
 
 SHAPE = ("B", "D", "H", "Hq", "Hkv", "T", "scale")
@@ -50,16 +50,23 @@ def transformers(case: Case) -> None:
 
 
 def lucidrains(case: Case) -> None:
-    """Exact windows: a key at distance n is still seen, so ours is n * look_backward + 1."""
+    """Exact windows: a key at distance n is still seen, so ours is n * look_backward + 1. Else chunks of n."""
     params = case.meta["params"]
     case.only(params, (*SHAPE, "window_size", "look_backward", "exact_windowsize", "autopad", "rotary"))
-    if not params["exact_windowsize"]:
-        raise NotRun("block mode: the number of keys varies with the position, which no window expresses")
-    if params["rotary"]:
-        raise NotRun("rotary inside the operator: positions belong to the mixers here")
-    window = params["window_size"] * params["look_backward"] + 1
+    n, back = params["window_size"], params["look_backward"]
     q, k, v = (case.leaf(name) for name in "qkv")
-    case.output("out", local_attention(q, k, v, window, scale=params["scale"]))
+    positions = torch.arange(q.shape[2])
+    if params["rotary"]:  # of base 10000, by rates in float32, always
+        exponents = torch.arange(0, q.shape[3], 2, dtype=torch.float32) / q.shape[3]
+        angles = positions[:, None, None] * (1.0 / 10000.0**exponents).to(q.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        q, k = (rotate(x.transpose(1, 2), cos, sin).transpose(1, 2) for x in (q, k))
+    if params["exact_windowsize"]:
+        out = local_attention(q, k, v, n * back + 1, scale=params["scale"])
+    else:  # the own chunk up to oneself, and `back` whole ones before
+        reach = positions % n + 1 + n * back
+        out = local_attention(q, k, v, n * (back + 1), scale=params["scale"], reach=reach)
+    case.output("out", out)
 
 
 def module(case: Case) -> None:
@@ -78,7 +85,7 @@ def module(case: Case) -> None:
     qkv = torch.cat([case.leaf(f"w_{name}") for name in "qkv"])
     case.bind(core, {"qkv.weight": qkv, "out.weight": case.leaf("w_o")})
     case.output("out", core(Reads(x), Context()))
-    case.output("out_cached", _in_pieces(core, x.detach(), params["feed_lengths"]))
+    case.output("out_cached", feed(core, x.detach(), params["feed_lengths"]))
     positions = torch.arange(x.shape[1])
     for name, half in zip(
         ("cos", "sin"), rotary_angles(positions, core.width, params["rope_theta"], x.dtype)
@@ -86,19 +93,7 @@ def module(case: Case) -> None:
         case.output(name, torch.cat((half, half), -1).transpose(0, 1))
 
 
-def _in_pieces(core: ShortSWA, x: Tensor, lengths: list[int]) -> Tensor:
-    slot = core.new_slot(x.shape[0], None, 0, x.dtype, x.device)
-    cache = Cache({core.slot_name: slot}, x.shape[0])
-    pieces = []
-    for piece in x.split(lengths, dim=1):
-        cache.begin(piece.shape[1], None, None)
-        pieces.append(core(Reads(piece), Context(cache=cache)))
-        cache.advance(piece.shape[1])
-    return torch.cat(pieces, dim=1)
-
-
-def _check_documents(starts: Tensor, documents: Tensor) -> None:
+def _check_documents(starts: Tensor, given: Tensor) -> None:
     """The two descriptions of the documents in a packed file must agree."""
-    ids = torch.repeat_interleave(torch.arange(len(starts) - 1), starts.diff())
-    if not torch.equal(torch.unique_consecutive(documents, return_inverse=True)[1], ids):
+    if not torch.equal(torch.unique_consecutive(given, return_inverse=True)[1], documents(starts)):
         raise NotRun("cu_seqlens and document disagree")
