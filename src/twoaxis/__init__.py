@@ -3,7 +3,7 @@
 from twoaxis import depth, model, ops, sequence
 from twoaxis.cost import cost  # the function; the room is reached by `from twoaxis.cost import ...`
 from twoaxis.errors import InputError, RunError
-from twoaxis.model import Decoder, ModelConfig, generate, generate_stream, generate_text, load, save
+from twoaxis.model import Decoder, ModelConfig, generate, generate_stream, generate_text, load, presets, save
 from twoaxis.spec import methods, parse_spec, register, unregister
 from twoaxis.types import Context, Coordinates, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
 
@@ -33,6 +33,7 @@ __all__ = [
     "model",
     "ops",
     "parse_spec",
+    "presets",
     "register",
     "save",
     "sequence",

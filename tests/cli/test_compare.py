@@ -12,6 +12,7 @@ import pytest
 from twoaxis.cli.compare import Args, command_of, study_of
 from twoaxis.cli.live import Live, Log
 from twoaxis.cli.main import main
+from twoaxis.errors import InputError
 from twoaxis.study import Event, preset
 
 STUDY = """
@@ -126,6 +127,19 @@ def test_options_override_the_file_and_the_preset() -> None:
     assert study.training.model == base.training.model
     assert study_of(Args()) == base
     assert study_of(Args(seeds=(4, 9))).seeds == (4, 9)
+
+
+def test_presets_are_rows_by_name() -> None:
+    rows = study_of(Args(preset=("standard", "ddl_short_swa"))).rows
+    assert [(r.name, r.depth, list(r.sequence)) for r in rows] == [
+        ("standard", "additive", ["attention", "mlp"]),
+        ("ddl_short_swa", "ddl", ["short_swa(window=64)", "attention", "mlp"]),
+    ]
+    both = Args(depth=("additive", "mhc"), preset=("local_to_global",))
+    assert [r.name for r in study_of(both).rows] == ["additive", "mhc", "local_to_global"]
+    assert command_of(both) == "twoaxis compare --depth additive mhc --preset local_to_global"
+    with pytest.raises(InputError, match="did you mean 'ddl_short_swa'"):
+        study_of(Args(preset=("ddl_shortswa",)))
 
 
 def test_the_reported_command_has_bare_names_and_no_output_folder() -> None:

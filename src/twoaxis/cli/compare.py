@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from twoaxis.cli.live import Live, Log
-from twoaxis.study import Study, compare, grid_of, preset, read_study, seeds_of, with_steps
+from twoaxis.study import Study, compare, grid_of, named, preset, read_study, seeds_of, with_steps
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Args:
     """Depth methods, such as additive 'ddl(value_dim=4)'; the first row is the baseline."""
     sequence: tuple[str, ...] = ()
     """Blocks, each as sublayers with commas between: attention,mlp 'short_swa(window=16),attention,mlp'."""
+    preset: tuple[str, ...] = ()
+    """Further rows by name: standard, local_to_global, ddl_short_swa."""
     seeds: tuple[int, ...] = ()
     """How many seeds, or two or more seeds themselves; three or more allow a ranking."""
     match: Literal["width", "parameters", "flops"] | None = None
@@ -63,8 +65,9 @@ def study_of(args: Args) -> Study:
     """The study that the arguments describe."""
     study = read_study(args.study) if args.study else preset()
     changes: dict[str, Any] = {}
-    if args.depth or args.sequence:
-        changes["rows"] = grid_of(args.depth, args.sequence)
+    if args.depth or args.sequence or args.preset:
+        grid = grid_of(args.depth, args.sequence) if args.depth or args.sequence else ()
+        changes["rows"] = grid + named(args.preset)
     if args.seeds:
         changes["seeds"] = seeds_of(args.seeds[0] if len(args.seeds) == 1 else args.seeds)
     if args.match:

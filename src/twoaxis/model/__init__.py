@@ -6,6 +6,7 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, token_loss
 from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
 from twoaxis.model.generate import evaluating, generate, generate_stream, generate_text
+from twoaxis.model.presets import presets
 from twoaxis.model.sampling import choose, penalised
 from twoaxis.model.text import TextStream
 
@@ -23,6 +24,7 @@ __all__ = [
     "load",
     "load_weights",
     "penalised",
+    "presets",
     "read_safetensors",
     "save",
     "token_loss",

@@ -8,7 +8,7 @@ write_report("runs/mine")                         # again, from the run folders
 from twoaxis.study.collect import collect
 from twoaxis.study.compare import Event, compare
 from twoaxis.study.file import grid_of, read_study, seeds_of, study_from
-from twoaxis.study.grid import Row, Study, cross, preset, preset_training, with_steps
+from twoaxis.study.grid import Row, Study, cross, named, preset, preset_training, with_steps
 from twoaxis.study.report import write_report
 from twoaxis.study.statistics import Verdict, verdicts
 
@@ -21,6 +21,7 @@ __all__ = [
     "compare",
     "cross",
     "grid_of",
+    "named",
     "preset",
     "preset_training",
     "read_study",

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 from twoaxis.cost import budget_of, match_mlp
 from twoaxis.errors import InputError
-from twoaxis.model import ModelConfig
+from twoaxis.model import ModelConfig, presets
+from twoaxis.spec import nearest
 from twoaxis.train import TrainConfig
 
 Match = Literal["width", "parameters", "flops"]
@@ -130,6 +131,14 @@ def cross(depths: Sequence[str], sequences: Sequence[Sequence[Any]]) -> tuple[Ro
         for depth in depths
         for block in sequences
     )
+
+
+def named(names: Sequence[str]) -> tuple[Row, ...]:
+    """A row for each name in `twoaxis.presets`."""
+    for name in names:
+        if name not in presets:
+            raise InputError(f"preset {name!r} is unknown; {nearest(name, presets)}")
+    return tuple(Row(name=name, **presets[name]) for name in names)
 
 
 def _legend(depth: str, block: Sequence[Any], n_depths: int, n_sequences: int) -> str:
