@@ -132,7 +132,7 @@ class Coordinates:
     normalizer: str = "none"  # "none", "softmax", "sigmoid", "doubly stochastic"
     sharing: str = "per sublayer"
     injection: str = "add"  # "add", "replace", "rewrite", "mix", "gated"
-    reads_per_block: float = 0
+    reads_per_block: float = 0  # in a block of two sublayers
     short_swa: str = "no"  # the exact relation to ShortSWA: "yes", "extended: how", "no: why"
 
 
