@@ -35,6 +35,11 @@ def saved_bytes(depth: str, n_blocks: int) -> int:
         "attnres",
         "attnres(block_sublayers=3)",
         "depth_window",
+        "elc_bert",
+        "lime",
+        "lime(kind='dynamic')",
+        "delta_attnres(null_source=True, gate='vector')",
+        "attnres(key_rank=8)",
     ],
 )
 def test_saved_bytes_grow_linearly_with_depth(depth):

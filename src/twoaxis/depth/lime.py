@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
@@ -43,7 +44,7 @@ class LIMe(Connection):
     """read: norm(x); inside attention K, V become K', V'; write: x + y.
 
     state: {"stream": x, "sources": as long as a later attention reads them}; source m is [K|V] of the m-th
-    attention of the network, (B, T, heads, 2 D). Routers are not decayed and learn ten times faster than the
+    attention of the network, (B, T, 2 D, heads). Routers are not decayed and learn ten times faster than the
     rest, as in the public code. kind="dynamic" is built of `DynamicLIMe`.
     """
 
@@ -85,7 +86,7 @@ class LIMe(Connection):
             if len(heads) == len(attentions_before(layout, layout.n_blocks)):
                 heads = []
             rows = {
-                f"sources.source.{m}": TensorSpec((*tensor.shape[:2], h, key + value), tensor.dtype)
+                f"sources.source.{m}": TensorSpec((*tensor.shape[:2], key + value, h), tensor.dtype)
                 for m, (h, key, value) in enumerate(heads)
             }
             return {"stream": tensor, **rows}
@@ -150,9 +151,10 @@ class LIMe(Connection):
         def between(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal sources, n
             assert v is not None
-            sources = sources.push(torch.cat((k, v), -1).to(state["stream"].dtype), n)
+            own = torch.cat((k, v), -1).mT.to(state["stream"].dtype).contiguous()  # heads fastest
+            sources = sources.push(own, n)
             if n:
-                routed = self.routers[str(n)](sources.sources).to(q.dtype)
+                routed = self.routers[str(n)](sources.sources).to(q.dtype).mT
                 k, v = routed.split([k.shape[-1], v.shape[-1]], -1)
             n += 1
             return q, k, v
@@ -196,7 +198,7 @@ def routers(layout: Layout) -> list[tuple[int, int, int, int]]:
 
 
 class Router(nn.Module):
-    """R (heads, older + heads): [K'|V'] (B, T, heads, 2 D) from the rows of all layers, this one's last.
+    """R (heads, older + heads): [K'|V'] (B, T, 2 D, heads) from the rows of all layers, this one's last.
 
     Starts at the identity for this layer's heads, and for older ones uniform in +-sqrt(3 / (older + heads)),
     or at zero.
@@ -210,12 +212,12 @@ class Router(nn.Module):
         )
 
     def forward(self, rows: tuple[Tensor, ...]) -> Tensor:
-        """(B, T, heads, 2 D) from each layer's (B, T, its heads, 2 D), oldest first."""
+        """(B, T, 2 D, heads) from each layer's (B, T, 2 D, its heads), oldest first."""
         with full_precision(rows[0]):
-            parts = self.weight.to(rows[0].dtype).split([r.shape[-2] for r in rows], 1)
-            total = parts[0] @ rows[0]
+            parts = self.weight.to(rows[0].dtype).split([r.shape[-1] for r in rows], 1)
+            total = F.linear(rows[0], parts[0])
             for part, row in zip(parts[1:], rows[1:], strict=True):
-                total = total + part @ row
+                total = total + F.linear(row, part)
         return total
 
 

@@ -17,7 +17,7 @@ from twoaxis.verify.golden.case import Case
 class Turned(Attention):
     """Full attention that turns q and k by the cos and sin it is given, each (.., T, D)."""
 
-    angles: tuple[Tensor, Tensor]
+    turning: tuple[Tensor, Tensor]
     name: str | None = None  # the output that the file records
     case: Case
 
@@ -30,7 +30,7 @@ class Turned(Attention):
 
     def turn(self, x: Tensor) -> Tensor:
         """x (B, T, H, D) rotated in pairs (i, i + D / 2)."""
-        cos, sin = (a.unsqueeze(-2) for a in self.angles)
+        cos, sin = (a.unsqueeze(-2) for a in self.turning)
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -40,5 +40,5 @@ def turned(
 ) -> Turned:
     """One with the model's heads; `name` is the output to record."""
     core = Turned(spec.parse_spec("sequence", "attention"), layout, block, **options)
-    core.angles, core.case, core.name = (cos, sin), case, name
+    core.turning, core.case, core.name = (cos, sin), case, name
     return core

@@ -43,9 +43,9 @@ def router(case: Case) -> None:
     assert isinstance(connection, LIMe)
     case.bind(connection, {f"routers.{n}.weight": case.leaf("param.R")})
     S = case.leaf("in.S").view(n + 1, heads, config["B"], config["T"], 2 * width)
-    rows = tuple(layer.permute(1, 2, 0, 3) for layer in S.unbind(0))  # (B, T, heads, 2 D)
+    rows = tuple(layer.permute(1, 2, 3, 0) for layer in S.unbind(0))  # (B, T, 2 D, heads)
     routed: Tensor = connection.routers[str(n)](rows)
-    case.output("out.KV", routed.permute(2, 0, 1, 3).flatten(1))
+    case.output("out.KV", routed.permute(3, 0, 1, 2).flatten(1))
 
 
 def dynamic(case: Case) -> None:
