@@ -111,10 +111,8 @@ class DepthConv(Connection):
             raise InputError("depth_conv(shared=True) is built for the whole network; use DepthConv.network")
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, Tensor]:
-        if self.taps is not None:
-            x = self.taps(state["sources"].last(self.window).sources)
-        else:
-            x = state["stream"]
+        seen = state["sources"].last(self.window).sources
+        x = state["stream"] if self.taps is None else self.taps(seen)
         return Reads(self.norm(x)), x
 
     def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
