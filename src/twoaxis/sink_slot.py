@@ -51,41 +51,48 @@ class SinkSlot(Slot):
         "segment", -1 for pinned rows that are empty or still among the kept ones.
         """
         first = next(x for x in new.values() if x is not None)
-        count, start = first.shape[1], self.length
-        given = new.pop("segment")
+        given, seen = new.pop("segment"), self.length if self.count is None else self.count
         self._packed = self._packed or given is not None
         segment = first.new_zeros(first.shape[:2], dtype=torch.int64) if given is None else given
-        last = self.newest() if start else None
-        before = None if last is None else {"segment": last["segment"], "position": last["rank"]}
-        rank = document_positions(segment, before)
+        rank = document_positions(segment, self._last(seen))
         rows = super().append(**new, segment=segment, rank=rank)
-        kept = rows["segment"].shape[1] - count
-        early = (self._pinned["rank"] >= 0) & (self._pinned["rank"] < start - kept)
+        kept = rows["segment"].shape[1] - first.shape[1]
+        early = (self._pinned["rank"] >= 0) & (self._pinned["rank"] < seen - kept)
         joined = {
-            name: torch.cat((self._pinned[name].to(x.dtype), x), 1)
-            for name, x in rows.items()
-            if name != "rank"
+            name: torch.cat((self._pinned[name].to(x.dtype), x), 1) for name, x in rows.items() if name in new
         }
-        joined["segment"] = torch.cat((torch.where(early, self._pinned["segment"], -1), rows["segment"]), 1)
-        self._pin({**new, "segment": segment}, torch.where((rank < self.sinks) & (segment >= 0), 0, -1))
+        pinned = torch.where(early, self._pinned["segment"], -1)
+        joined["segment"] = torch.cat((pinned, self._filled(rows["segment"], seen - kept)), 1)
+        number = torch.arange(segment.shape[1], device=segment.device) + seen
+        self._pin({**new, "segment": segment}, torch.where((rank < self.sinks) & (segment >= 0), number, -1))
         return joined
 
-    def _pin(self, new: dict[str, Tensor], sink: Tensor) -> None:
-        """Keep the newest of the pinned and the new sink tokens; `sink` (B, T) is 0 for those, else -1."""
-        count, places = sink.shape[1], self._pinned["rank"].shape[1]
-        number = torch.arange(self.length - count, self.length, device=sink.device)
-        at = torch.cat((self._pinned["rank"], torch.where(sink == 0, number, -1)), 1)
-        newest = at.topk(places, 1).indices.flip(1)
-        self._pinned["rank"] = at.gather(1, newest)
+    def _last(self, seen: int | Tensor) -> dict[str, Tensor] | None:
+        """Document and rank of the token before the new ones."""
+        if isinstance(seen, int):
+            last = self.newest() if seen else None
+            return None if last is None else {"segment": last["segment"], "position": last["rank"]}
+        place = ((seen - 1) % self.rows).reshape(1)
+        segment, rank = (self._data[name].index_select(1, place) for name in ("segment", "rank"))
+        return {"segment": torch.where(seen > 0, segment, -2), "position": rank}  # -2: no token, no document
+
+    def _filled(self, segment: Tensor, oldest: int | Tensor) -> Tensor:
+        """The documents of the ring's rows; at fixed shapes some come before the first token and are padding."""
+        if isinstance(oldest, int):
+            return segment
+        number = torch.arange(segment.shape[1], device=segment.device) + oldest
+        return torch.where(number >= 0, segment, -1)
+
+    def _pin(self, new: dict[str, Tensor], number: Tensor) -> None:
+        """Keep the newest of the pinned and the new sink tokens; `number` (B, T) is -1 for other tokens."""
+        at = torch.cat((self._pinned["rank"], number), 1)
+        newest = at.topk(self._pinned["rank"].shape[1], 1).indices.flip(1)
+        self._pinned["rank"].copy_(at.gather(1, newest))
         for name, x in new.items():
             old = self._pinned[name]
             both = torch.cat((old, x.detach().to(old.dtype)), 1)
             index = newest.reshape(*newest.shape, *[1] * (x.ndim - 2)).expand(*newest.shape, *x.shape[2:])
-            self._pinned[name] = both.gather(1, index)
-
-    def fix(self, count: Tensor) -> None:
-        """Refused: the pinned rows depend on the documents."""
-        raise InputError("sink tokens have no cache of fixed shapes; use sink_tokens=0 or a growing cache")
+            old.copy_(both.gather(1, index))
 
     def check_rollback(self, length: int) -> None:
         """Refuse a rollback to `length` tokens when rows it needs are gone."""
@@ -93,8 +100,8 @@ class SinkSlot(Slot):
         back, places = self._high - length, self._pinned["rank"].shape[1]
         if length and self._packed and back > self.max_rollback and self._high > places:
             raise InputError(
-                f"cannot take back to token {length}, {back} before the last: sink tokens of earlier documents are "
-                f"kept for {self.max_rollback}; make the cache with max_rollback of at least {back}"
+                f"cannot take back to token {length}, {back} before the last: sink tokens of earlier "
+                f"documents are kept for {self.max_rollback}; make the cache with max_rollback of at least {back}"
             )
 
     def truncate_to(self, length: int) -> None:

@@ -171,9 +171,27 @@ def test_memory_is_constant_and_as_declared(core, max_rollback):
     assert sizes == {module.cfg.cost(shape).decode_state_bytes}
 
 
-def test_sink_tokens_refuse_fixed_shapes():
-    with pytest.raises(InputError, match="sink tokens have no cache of fixed shapes"):
-        memory(build(SINKS[0]), 1).slots[""].fix(torch.zeros(()))
+@pytest.mark.parametrize("core", SINKS)
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_sink_tokens_at_fixed_shapes(core, packed):
+    sequence = [core, "mlp(hidden=5)"]
+    cfg = twoaxis.ModelConfig(vocab_size=7, d_model=8, n_heads=2, n_blocks=2, sequence=sequence)
+    torch.manual_seed(0)
+    model, tokens = twoaxis.Decoder(cfg).double(), torch.randint(7, (2, 20))
+    ids = torch.repeat_interleave(torch.arange(4), torch.tensor([6, 1, 9, 4])).expand(2, -1)
+    cache = model.new_cache(2, max_rollback=3, fixed_shapes=True)
+
+    def feed(start, stop):
+        documents = {"segments": ids[:, start:stop]} if packed else {}
+        return model(tokens[:, start:stop], cache=cache, **documents)
+
+    with torch.no_grad():
+        parts = [feed(0, 2), feed(2, 9)]
+        feed(9, 10)
+        cache.drop_last(1)
+        parts += [feed(i, i + 1) for i in range(9, 20)]
+        whole = model(tokens, **({"segments": ids} if packed else {}))
+    close(torch.cat(parts, 1), whole)
 
 
 @pytest.mark.parametrize(
