@@ -19,4 +19,11 @@ def test_preset_builds_and_decodes(name: str) -> None:
 
 
 def test_the_table() -> None:
-    assert list(twoaxis.presets) == ["standard", "local_to_global", "ddl_short_swa"]
+    assert list(twoaxis.presets) == [
+        "standard",
+        "local_to_global",
+        "ddl_short_swa",
+        "local_to_global_short_conv",
+        "local_to_global_canon",
+        "canon",
+    ]

@@ -22,4 +22,9 @@ presets: dict[str, Preset] = {
     "local_to_global": {"depth": "additive", "sequence": ["short_swa(window=64)", "attention", "mlp"]},
     # and its advice: change the shortcut itself along depth, mix locally along the sequence
     "ddl_short_swa": {"depth": "ddl", "sequence": ["short_swa(window=64)", "attention", "mlp"]},
+    # Algorithm 1 with what ShortSWA is said to succeed; give `--match parameters` to compare them
+    "local_to_global_short_conv": {"depth": "additive", "sequence": ["short_conv", "attention", "mlp"]},
+    "local_to_global_canon": {"depth": "additive", "sequence": ["canon", "attention", "mlp"]},
+    # Canon layers where their authors put them (arXiv 2512.17351)
+    "canon": {"depth": "additive", "sequence": ["canon(set='ABCD')"]},
 }

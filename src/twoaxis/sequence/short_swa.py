@@ -163,7 +163,9 @@ class ShortSWA(SoftmaxAttention):
     def remember(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor | None]:
         if ctx.cache is None or not self.cfg.sink_tokens:
             return super().remember(k, v, ctx)
-        rows = ctx.cache[self.slot_name].append(k=k, v=v, segment=ctx.segments)
+        slot = ctx.cache[self.slot_name]
+        assert isinstance(slot, SinkSlot)
+        rows = slot.append(k=k, v=v, segment=ctx.segments)
         return rows["k"], rows["v"], rows["segment"]
 
     def new_slot(
