@@ -92,8 +92,8 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         """Values without a W_v."""
         if not self.value_projection:
             return None
-        if self.cfg.value == "key":
-            return k
+        if self.cfg.value == "key":  # W_v = W_k, on the values' own input if they have one
+            return k if reads.value is None else F.linear(reads.value, self.qkv.weight.split(self.sizes)[1])
         return (reads.x if reads.value is None else reads.value).to(k.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
