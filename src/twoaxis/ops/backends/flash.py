@@ -102,7 +102,7 @@ def find(backend: str) -> Kernel | None:
     """The packed function of a library, or None if it is not installed."""
     try:
         if backend == "flash":
-            from flash_attn import flash_attn_varlen_func as kernel
+            from flash_attn import flash_attn_varlen_func as kernel  # type: ignore[import-not-found]
         else:
             from torch.nn.attention.varlen import varlen_attn as kernel
     except ImportError:

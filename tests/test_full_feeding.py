@@ -1,0 +1,14 @@
+"""The checks of test_feeding.py on every depth method with every block and window: `pytest -m full`."""
+
+from dataclasses import replace
+
+import pytest
+
+import test_feeding
+from configurations import whole
+from test_feeding import SIZES, pytest_generate_tests, windows  # noqa: F401
+
+POINTS = [(replace(case, window=w), SIZES) for case in whole() for w in windows(case)]
+CASES = [case for case, _ in POINTS]
+pytestmark = pytest.mark.full
+globals().update({name: check for name, check in vars(test_feeding).items() if name.startswith("test_")})
