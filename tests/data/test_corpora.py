@@ -124,3 +124,12 @@ def test_a_path_without_text_is_refused(tmp_path):
 def test_valid_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(InputError, match="valid_fraction"):
         load_corpus("pydocs", fraction)
+
+
+def test_a_folder_too_large_to_read_is_refused_before_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\x00" * 30)  # would be refused for its NULs if it were read
+    monkeypatch.setattr("twoaxis.data.corpora.LARGEST", 29)
+    with pytest.raises(InputError, match="read into memory"):
+        load_corpus(str(tmp_path))

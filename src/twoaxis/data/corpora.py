@@ -9,6 +9,7 @@ from twoaxis.data.checks import nearest
 from twoaxis.errors import InputError
 
 CORPORA = ("pydocs", "shakespeare")  # shipped in data/corpora, with their licences and a README
+LARGEST = 16 * 10**9  # bytes of a user's text: more is likely the wrong folder, and would fill the memory
 SPLITS = ("train", "valid")
 BOM = b"\xef\xbb\xbf"
 
@@ -96,6 +97,11 @@ def _read_path(path: Path) -> list[str]:
         inside = [p for p in path.rglob("*") if p.is_file()]
         visible = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
         paths = sorted(visible, key=lambda p: os.fsencode(p.relative_to(path).as_posix()))
+    size = sum(p.stat().st_size for p in paths)
+    if size > LARGEST:
+        raise InputError(
+            f"{path} holds {size / 1e9:.0f} GB and texts are read into memory; give at most {LARGEST / 1e9:.0f} GB of text"
+        )
     documents = []
     for file in paths:
         try:
