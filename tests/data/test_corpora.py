@@ -1,6 +1,7 @@
 import hashlib
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 

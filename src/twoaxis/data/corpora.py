@@ -100,7 +100,7 @@ def _read_path(path: Path) -> list[str]:
     size = sum(p.stat().st_size for p in paths)
     if size > LARGEST:
         raise InputError(
-            f"{path} holds {size / 1e9:.0f} GB and texts are read into memory; give at most {LARGEST / 1e9:.0f} GB of text"
+            f"{path} holds {size / 1e9:.0f} GB and texts are read into memory; give {LARGEST / 1e9:.0f} GB at most"
         )
     documents = []
     for file in paths:
