@@ -169,10 +169,10 @@ def preset_training() -> TrainConfig:
         data="shakespeare",
         seq_len=128,
         batch_size=8,
-        steps=450,
+        steps=400,
         lr=5e-3,
         warmup_steps=20,
-        eval_every=45,
+        eval_every=40,
         eval_tokens=8192,
     )
 
