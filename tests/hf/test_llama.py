@@ -75,8 +75,8 @@ def test_logits_and_gradients_equal_llama(tied: bool, kv_heads: int) -> None:
         ))
     )  # fmt: skip
     cfg = twoaxis.ModelConfig(
-        vocab_size=61, d_model=48, n_blocks=3, n_heads=4, n_kv_heads=kv_heads, sequence=["attention", "mlp(hidden=104)"],
-        tie_embeddings=tied, norm_eps=1e-5, rope_base=5000.0,
+        vocab_size=61, d_model=48, n_blocks=3, n_heads=4, n_kv_heads=kv_heads, tie_embeddings=tied,
+        sequence=["attention", "mlp(hidden=104)"], norm_eps=1e-5, rope_base=5000.0,
     )  # fmt: skip
     model = twoaxis.Decoder(cfg).double()
     names = copy_from_llama(model, llama)
