@@ -97,6 +97,15 @@ def test_values_of_a_local_and_a_full_attention_are_shared():
     assert owned == [True, False, False, False]
 
 
+@pytest.mark.parametrize("core", ["residual(short_swa)", "parallel(residual(short_swa), mlp)"])
+def test_an_attention_that_svformer_does_not_reach_keeps_its_values(core):
+    sizes = {"vocab_size": 7, "d_model": 8, "n_blocks": 2, "n_heads": 2}
+    cfg = twoaxis.ModelConfig(depth="svformer", sequence=["attention", core], **sizes)
+    model = twoaxis.Decoder(cfg)
+    assert model(torch.tensor([[1, 2, 3]])).isfinite().all()
+    assert twoaxis.cost(cfg, 1, 3).parameters == sum(p.numel() for p in model.parameters())
+
+
 def test_attention_without_values_needs_a_method_that_supplies_them():
     layout = Layout(d_model=8, blocks=(("attention",),), n_heads=2, n_kv_heads=2)
     core = Attention(specs.parse_spec("sequence", "attention"), layout, 0, value_projection=False)

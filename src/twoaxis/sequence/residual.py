@@ -47,13 +47,18 @@ class Residual(Mixer):
             return self.cost_as_built(shape, block, {})
 
         def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
-            return self.parts()[0].cost_as_built(shape, block, options)
+            return self.parts()[0].cost_as_built(shape, block, _with_values(options))
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
         (part,) = cfg.parts()
-        self.core: Mixer = spec.method("sequence", part.name)(part, layout, block, **options)
+        self.core: Mixer = spec.method("sequence", part.name)(part, layout, block, **_with_values(options))
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
         y = self.core(reads, ctx)
         return without_padding(reads.x.to(y.dtype) + y, ctx)
+
+
+def _with_values(options: dict[str, Any]) -> dict[str, Any]:
+    """An attention in here keeps its W_v: no depth method reaches inside to supply values."""
+    return {**options, "value_projection": True}
