@@ -52,7 +52,7 @@ VARIANTS = [
     "vertical_attention(block_residual=False, source_norm='length')",
     "residual_scalars(scaled='sublayer')",
     "lime(start='standard')",
-    "lime(kind='dynamic')",
+    "lime(kind='dynamic', views=3)",
     "lime(kind='dynamic', gate='relu')",
     "value_residual(form='constant')",
     "value_residual(form='sparse')",

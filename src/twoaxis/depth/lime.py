@@ -114,10 +114,10 @@ class LIMe(Connection):
             places = [(b, i) for b in range(layout.n_blocks) for i in range(len(layout.blocks[b]))]
             numbers = flops = 0
             if self.kind == "dynamic":
-                for s, (b, i) in enumerate(places[1:], start=2):
-                    views = self.n_views(layout, b, i)
-                    numbers += d + views * s * (d + 1)
-                    flops += 4 * views * s * d
+                for s, (b, i) in enumerate(places, start=1):
+                    views, reads = self.n_views(layout, b, i), s > 1
+                    numbers += (views - 1) * d + reads * (d + views * s * (d + 1))  # first: norms of k, v
+                    flops += 4 * views * s * d * reads
             else:
                 for n, h, older, width in routers(layout):
                     numbers += h * (older + h) if n else 0
