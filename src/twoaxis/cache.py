@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ class Cache:
         self.segments: Tensor | None = None
         self._documents: Slot | None = None
         self._count: Tensor | None = None
+        self._shared: dict[Any, Any] = {}
         if fixed_shapes:
             self._count = torch.zeros((), dtype=torch.int64, device=device)
             for slot in slots.values():
@@ -59,6 +61,7 @@ class Cache:
         segments belong to document 0. Positions count within each document unless they are given. Refused,
         before anything is stored, when a slot has no room or an earlier pass ended half-way.
         """
+        self._shared = {}
         for slot in self._all():
             if slot.length != self.length:
                 raise InputError("an earlier pass through this cache ended half-way; make a new cache")
@@ -119,6 +122,14 @@ class Cache:
             counted = torch.arange(self.length, device=device).expand(self.batch_size, -1)
             slot.append(segment=torch.zeros_like(counted), position=counted)
         return slot
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """A value that all blocks of one pass share, such as angles: made for the first that asks."""
+        if torch.compiler.is_compiling():
+            return make()
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
 
     def advance(self, count: int) -> None:
         """Count tokens that a forward pass has appended."""

@@ -35,19 +35,14 @@ class Slot:
         device: torch.device | str | None = None,
     ) -> None:
         self.keep, self.fixed = keep, keep is not None or max_length is not None
-        rows = keep + 1 + max_rollback if keep is not None else (max_length or 0)
+        self.rows = keep + 1 + max_rollback if keep is not None else (max_length or 0)  # held at most
         self.length = 0  # tokens seen
         self.count: Tensor | None = None  # the same on the device, in a slot of fixed shapes
         self._high = 0  # largest length ever: rows older than _high - rows are overwritten
         self._data = {
-            name: torch.zeros(batch_size, rows, *shape, dtype=dtype, device=device)
+            name: torch.zeros(batch_size, self.rows, *shape, dtype=dtype, device=device)
             for name, (shape, dtype) in fields.items()
         }
-
-    @property
-    def rows(self) -> int:
-        """Rows held at most."""
-        return next(iter(self._data.values())).shape[1]
 
     @property
     def nbytes(self) -> int:
@@ -65,24 +60,30 @@ class Slot:
         self.check_room(count)
         self._grow(self.length + count)
         before = self.length if self.keep is None else min(self.length, self.keep)
-        start, end = self.length - before, self.length + count
+        size, start = before + count, self.length - before
+        place = start % max(self.rows, 1)
+        seamless = place + size <= self.rows and not torch.is_grad_enabled()
         joined = {}
         for name, x in new.items():
             data = self._data[name]
-            whole = self._places(start, end) if end - start <= self.rows else []
-            view = len(whole) == 1 and data.dtype == x.dtype and not torch.is_grad_enabled()
-            if not view:
-                old = [data[:, place].to(x.dtype) for place in self._places(start, self.length)]
+            if seamless and data.dtype == x.dtype:
+                joined[name] = data.narrow(1, place, size)
+                joined[name].narrow(1, before, count).copy_(x)
+            else:
+                old = [data[:, where].to(x.dtype) for where in self._places(start, self.length)]
                 joined[name] = torch.cat((*old, x), 1) if old else x
-            stored = x[:, max(0, count - self.rows) :].detach()
-            for place in self._places(end - stored.shape[1], end):
-                size = place.stop - place.start
-                data[:, place] = stored[:, :size]
-                stored = stored[:, size:]
-            if view:
-                joined[name] = data[:, whole[0]]
-        self._count_to(end)
+                self._store(data, x.detach())
+        self._count_to(self.length + count)
         return joined
+
+    def _store(self, data: Tensor, new: Tensor) -> None:
+        """Write the newest of the new rows, as many as fit, behind those seen."""
+        end = self.length + new.shape[1]
+        new = new[:, max(0, new.shape[1] - self.rows) :]
+        for where in self._places(end - new.shape[1], end):
+            count = where.stop - where.start
+            data[:, where] = new[:, :count]
+            new = new[:, count:]
 
     def fix(self, count: Tensor) -> None:
         """Return the same number of rows from now on; `count` () is kept equal to `length` by the cache."""
@@ -173,6 +174,7 @@ class Slot:
             larger = t.new_zeros(t.shape[0], rows, *t.shape[2:])
             larger[:, : self.length] = t[:, : self.length]
             self._data[name] = larger
+        self.rows = rows
 
 
 def check_count(what: str, count: int, seen: int) -> None:

@@ -98,16 +98,18 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
-        q, k, v = self._mixed(q, k, v, ctx)
-        positions = self.positions(q, ctx)
+        if self.mixers:
+            q, k, v = self._mixed(q, k, v, ctx)
+        positions, turn = self.positions(q, ctx), lambda: self.angles(positions, q.dtype)
         if self.rotated:
-            cos, sin = self.angles(positions, q.dtype)
+            key = ("angles", self.rotated, self.layout.rope_base, q.dtype)
+            cos, sin = turn() if ctx.cache is None else ctx.cache.once(key, turn)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k, v, segments = self.remember(k, v, ctx)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
         y = self.read(q, k, v, segments, positions)
         y = self.out(y.transpose(1, 2).flatten(2))
-        return F.dropout(y, self.layout.dropout, self.training)
+        return F.dropout(y, self.layout.dropout) if self.training else y
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v after the mixers on each of them, then after the one on all side by side."""
@@ -127,8 +129,12 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         """The position of each new token, (T,) or (B, T)."""
         if ctx.positions is not None:
             return ctx.positions
-        start = ctx.cache.length if ctx.cache is not None else 0
-        return torch.arange(start, start + q.shape[1], device=q.device)
+        if ctx.cache is None:
+            return torch.arange(q.shape[1], device=q.device)
+        start = ctx.cache.length
+        made = ctx.cache.once("positions", lambda: torch.arange(start, start + q.shape[1], device=q.device))
+        positions: Tensor = made
+        return positions
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of the rotation of tokens at these positions."""

@@ -104,4 +104,5 @@ class MLP(Mixer):
             inner = F.silu(gate) * up
         else:
             inner = F.gelu(inner)
-        return F.dropout(self.down(inner), self.layout.dropout, self.training)
+        y = self.down(inner)
+        return F.dropout(y, self.layout.dropout) if self.training else y
