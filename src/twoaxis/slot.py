@@ -138,10 +138,10 @@ class Slot:
         check_count("truncate_to", length, self.length)
         oldest = 0 if self.keep is None else max(0, length - self.keep)
         if oldest < min(length, self._high - self.rows):
-            back = self.length - length
-            raise InputError(
-                f"cannot take back {back} of {self.length} tokens: row {oldest} is needed, oldest held is "
-                f"{self._high - self.rows}; make the cache with max_rollback of at least {back}"
+            raise InputError(  # room is for tokens before the furthest ever seen, not before the last kept
+                f"cannot take back {self.length - length} of {self.length} tokens: row {oldest} is needed, oldest "
+                f"held is {self._high - self.rows}; make the cache with max_rollback of at least "
+                f"{self._high - length}"
             )
 
     def truncate_to(self, length: int) -> None:
