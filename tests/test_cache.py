@@ -98,7 +98,7 @@ def test_what_cannot_be_undone_fails():
     assert (memory.length, held(memory)) == (10, before)
     memory.drop_last(2)
     assert memory.append(x=rows(50))["x"][0].tolist() == [5, 6, 7, 50]
-    with pytest.raises(InputError, match="cannot take back 3 of 9 tokens.*max_rollback of at least 4"):
+    with pytest.raises(InputError, match=r"cannot take back 3 of 9 tokens.*max_rollback of at least 4"):
         memory.drop_last(3)  # tokens taken back once have used up the slack
     memory.truncate_to(0)  # nothing is needed to be empty again
     assert memory.append(x=rows(1))["x"].tolist() == [[1]]

@@ -61,8 +61,9 @@ class Decoder(nn.Module):
     ) -> Any:
         """Logits (B, T, V) for tokens (B, T).
 
-        segments: (B, T) document ids, -1 is padding. positions: (T,) or (B, T) positions, by default
-        counted within each document, on from what the cache has seen. return_states: also return {"block.0":
+        segments: (B, T) document ids, -1 is padding; a document is one run of its id (where padding or
+        another document comes between, give the positions). positions: (T,) or (B, T), by default
+        counted within each run, on from what the cache has seen. return_states: also return {"block.0":
         the state before block 0, .., "block.L": the state after the last, "final": what the head reads}.
         last: only the logits of the last so many tokens.
         """
