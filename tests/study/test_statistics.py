@@ -126,3 +126,10 @@ def test_many_comparisons_need_more_evidence() -> None:
 
 def test_a_baseline_without_runs_ranks_nothing() -> None:
     assert calls({"base": {}, "row": BASE}) == {"row": "no ranking"}
+
+
+def test_seeds_that_change_nothing_count_as_one() -> None:
+    base, own = dict.fromkeys(BASE, 2.9), dict.fromkeys(BASE, 2.8)
+    (verdict,) = verdicts({"base": base, "row": own}, "base")
+    assert verdict.call == "no ranking"
+    assert "they are one run" in verdict.words

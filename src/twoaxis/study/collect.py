@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,6 +15,8 @@ from twoaxis.study.grid import Row, Study
 from twoaxis.study.statistics import spread, verdicts
 from twoaxis.study.words import advice, matched_words
 from twoaxis.study.yardsticks import yardsticks
+
+NUMBERS = ("valid_bits_per_byte", "seconds", "tokens_per_second")
 
 
 def run_folder(folder: Path, row: Row, seed: int) -> Path:
@@ -48,13 +51,15 @@ def collect(folder: str | Path) -> dict[str, Any]:
     about = read_json(folder / "about.json")
     rows = [_row(study, row, folder, about.get("rows", {}).get(row.name, {})) for row in study.rows]
     scores = {row["name"]: _scores(row) for row in rows}
+    for row in rows[1:]:
+        row["unmatched"] = "; ".join(filter(None, (row["unmatched"], *_unlike(row, rows[0])))) or None
     apart = {row["name"]: row["unmatched"] for row in rows if row["unmatched"]}
     judged = verdicts(scores, study.baseline.name, apart)
     runs = [run for row in rows for run in row["runs"]]
     return {
         "command": about.get("command", ""),
         "environment": about.get("environment", {}),
-        "study": plain(study),
+        "study": _without_places(plain(study)),
         "baseline": study.baseline.name,
         "matched": matched_words(study),
         "yardsticks": yardsticks(study.training.data, study.training.valid_fraction),
@@ -67,6 +72,22 @@ def collect(folder: str | Path) -> dict[str, Any]:
             for status in ("done", "failed", "unfinished")
         },
     }
+
+
+def _unlike(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """Why the runs of two rows do not allow a ranking, whatever their budgets.
+
+    A failed run counts: leaving it out would compare the method on the seeds that suit it.
+    """
+    failed = [f"{r['name']} failed on seed {x['seed']}" for r in (base, row) for x in r["runs"] if x["error"]]
+    used = {json.dumps(x["data"]) for r in (base, row) for x in r["runs"] if x["status"] == "done"}
+    return [*failed, *(["the data changed between runs"] if len(used) > 1 else [])]
+
+
+def _without_places(study: dict[str, Any]) -> dict[str, Any]:
+    """The study with the bare names of files and folders, for a report that is shown to others."""
+    named = {k: study["train"][k] and Path(study["train"][k]).name for k in ("data", "tokenizer", "init")}
+    return study | {"train": study["train"] | named}
 
 
 def _row(study: Study, row: Row, folder: Path, measured: dict[str, Any]) -> dict[str, Any]:
@@ -94,10 +115,14 @@ def _run(path: Path, seed: int) -> dict[str, Any]:
     status = found.get("status")
     if status == "done" and found.get("valid_bits_per_byte") is None:
         status, found["error"] = "failed", "there is no validation text to score it on"
+    numbers = [found.get(k) for k in NUMBERS]
+    if not all(x is None or (isinstance(x, int | float) and math.isfinite(x)) for x in numbers):
+        raise RunError(f"{path / 'results.json'} is damaged; delete it and run again")
     return {
         "seed": seed,
         "status": status if status in ("done", "failed") else "unfinished",
         "error": found.get("error"),
+        "data": found.get("data"),
         "valid_bits_per_byte": found.get("valid_bits_per_byte") if status == "done" else None,
         "seconds": found.get("seconds"),
         "tokens_per_second": found.get("tokens_per_second"),

@@ -64,7 +64,10 @@ def compare(
     folder, tell = Path(study.out if out is None else out), on_event or (lambda event: None)
     check_inputs(study.config(study.baseline, study.seeds[0]))
     refuse_other_runs(study, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write in {folder}: {error.strerror}; give another folder") from None
     text = yaml.safe_dump(plain(study), sort_keys=False, allow_unicode=True)
     write_atomically(folder / "study.yaml", text.encode())
     about = {"environment": environment()} | read_json(folder / "about.json")

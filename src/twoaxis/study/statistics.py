@@ -82,13 +82,16 @@ def verdicts(
     """One verdict for each row but the baseline, in the order of `scores`.
 
     scores: row -> seed -> bits per byte of finished runs. unmatched: row -> why its budgets are not those of
-    the baseline; such a row is never ranked. Neither the order of rows nor that of seeds changes a verdict.
+    the baseline; such a row is never ranked, and neither is one whose seeds, like the baseline's, all gave the
+    same score. Neither the order of rows nor that of seeds changes a verdict.
     """
     unmatched = unmatched or {}
     base = scores.get(baseline, {})
     shared = {row: sorted(base.keys() & own.keys()) for row, own in scores.items() if row != baseline}
     differences = {row: [scores[row][s] - base[s] for s in seeds] for row, seeds in shared.items()}
     tests = {row: paired(d) for row, d in differences.items() if len(d) > 1}
+    alike = {row for row, seeds in shared.items() if _alike(base, seeds) and _alike(scores[row], seeds)}
+    unmatched = dict.fromkeys(alike, "the seeds changed nothing, so they are one run") | dict(unmatched)
     ranked = sorted(row for row, d in differences.items() if len(d) >= ENOUGH_SEEDS and row not in unmatched)
     corrected = dict(zip(ranked, holm([tests[row][3] for row in ranked]), strict=True))
     result = []
@@ -105,6 +108,11 @@ def verdicts(
             words = _no_ranking(len(seeds), unmatched.get(row), facts["difference"], baseline)
             result.append(Verdict(**facts, call="no ranking", words=words))
     return result
+
+
+def _alike(own: Scores, seeds: Sequence[int]) -> bool:
+    """Whether several seeds gave one and the same score."""
+    return len(seeds) > 1 and len({own[s] for s in seeds}) == 1
 
 
 def _ranked(facts: dict[str, Any], noise: float, baseline: str) -> Verdict:

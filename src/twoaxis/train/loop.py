@@ -52,11 +52,11 @@ def train(
         metrics = Metrics(run.metrics, session.progress.step, loggers)
         try:
             loop(session, valid, run, metrics, stop, on_step)
-            results = summary(session, metrics)
+            results = summary(session, metrics, valid)
         except RunError as error:
             reason = f"{error}; {last_good(run.checkpoints)}"
             with contextlib.suppress(RunError):  # the disk may be full
-                run.write_results(summary(session, metrics) | {"status": "failed", "error": reason})
+                run.write_results(summary(session, metrics, valid) | {"status": "failed", "error": reason})
             raise RunError(reason) from None
         finally:
             metrics.close()
@@ -99,7 +99,7 @@ def check_data(cfg: TrainConfig, tokens: TokenFile, valid: TokenFile) -> None:
         log.warning("%r has no validation text: the run is not validated", cfg.data)
 
 
-def summary(session: Session, metrics: Metrics) -> dict[str, Any]:
+def summary(session: Session, metrics: Metrics, valid: TokenFile) -> dict[str, Any]:
     """What `results.json` says of a run."""
     cfg, at = session.cfg, session.progress
     return {
@@ -107,6 +107,7 @@ def summary(session: Session, metrics: Metrics) -> dict[str, Any]:
         "depth": cfg.model.depth,
         "sequence": cfg.model.sequence,
         "seed": cfg.seed,
+        "data": {"train": session.loader.tokens.digest, "valid": valid.digest},
         "steps": at.step,
         "tokens": at.tokens,
         "seconds": at.seconds,
