@@ -68,6 +68,7 @@ def test_unknown_and_misplaced_fields_are_refused(data, words):
     [
         ({"steps": 0}, "steps=0"),
         ({"steps": True}, "steps=True"),
+        ({"seed": 2**64}, "0 to 2**64 - 1"),
         ({"steps": 1.5}, "steps=1.5"),
         ({"lr": "fast"}, "lr='fast'"),
         ({"lr": -1.0}, "lr=-1.0"),
@@ -105,13 +106,14 @@ def test_yaml_numbers_with_exponents_are_numbers(text, value, tmp_path):
     ("raw", "words"),
     [
         (b"lr: 1\nlr: 2\n", "'lr' is given twice"),
+        (b"a: " + b"[" * 1500, "nested too deeply"),
         (b"a: [1\n", "not YAML"),
         (b"- 1\n", "field: value"),
         (b"\xff\xfe", "UTF-8"),
         (None, "cannot read"),
         (b"!!python/object/apply:os.getcwd []\n", "not YAML"),
     ],
-    ids=["twice", "open-bracket", "list", "bytes", "missing", "python-object"],
+    ids=["twice", "deep", "open-bracket", "list", "bytes", "missing", "python-object"],
 )
 def test_unreadable_files_are_refused(raw, words, tmp_path):
     path = tmp_path / "a.yaml"

@@ -138,6 +138,7 @@ def live_tensors():
 @pytest.mark.parametrize(
     "run", [{}, {"precision": "bf16_master", "accumulation": 2, "checkpointing": True}], ids=str
 )
+@pytest.mark.usefixtures("forgetful")
 def test_steps_leave_nothing_behind(run, text, tiny):
     session = session_of(text, tiny(model={"depth": "attnres"}, steps=100, **run))
     history = [session.step() for _ in range(2)]

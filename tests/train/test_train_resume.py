@@ -100,6 +100,23 @@ def test_metrics_damaged_in_the_middle_are_an_error(tiny, tmp_path):
         train(tiny(steps=3), tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("line", ["{}", "[]", '{"step": "a", "tokens": 1, "seconds": 1, "loss": 1}'])
+def test_metrics_without_their_columns_are_an_error(line, tiny, tmp_path):
+    train(tiny(steps=1), tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(RunError, match="line 1 lacks"):
+        train(tiny(steps=1), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"progress": 1, "loader": 1, "random": 1}'])
+def test_a_damaged_state_is_bad_input(damage, tiny, tmp_path):
+    train(tiny(steps=1), tmp_path)
+    state = tmp_path / "checkpoints" / "step-00000001" / "state.json"
+    state.write_text(damage.ljust(state.stat().st_size))
+    with pytest.raises(InputError, match=r"state\.json (is damaged|has other fields)"):
+        train(tiny(steps=1), tmp_path, resume=True)
+
+
 def test_a_run_that_is_done_returns_its_results(tiny, tmp_path):
     cfg = tiny(steps=3, eval_every=2)
     first = train(cfg, tmp_path)

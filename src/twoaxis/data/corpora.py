@@ -94,7 +94,12 @@ def _read_path(path: Path) -> list[str]:
     """The non-empty documents of a file or folder, in a fixed order."""
     paths = [path]
     if path.is_dir():
-        inside = [p for p in path.rglob("*") if p.is_file()]
+        try:
+            inside = [p for p in path.rglob("*") if p.is_file()]
+        except OSError as error:
+            raise InputError(
+                f"cannot read {error.filename}: {error.strerror}; check its permissions"
+            ) from None
         visible = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
         paths = sorted(visible, key=lambda p: os.fsencode(p.relative_to(path).as_posix()))
     size = sum(p.stat().st_size for p in paths)

@@ -77,6 +77,7 @@ class TrainConfig:
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more, or None")
         for name in ("warmup_steps", "weight_decay", "grad_clip", "seed"):
             self._require(name, 0 <= getattr(self, name) < float("inf"), "0 or more")
+        self._require("seed", self.seed < 2**64, "0 to 2**64 - 1")
         for name in ("lr", "eps"):
             self._require(name, 0 < getattr(self, name) < float("inf"), "above 0")
         for name in ("min_lr_ratio", "decay_fraction", "valid_fraction"):

@@ -40,6 +40,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error}; give a UTF-8 YAML file") from None
     try:
         data = yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply; give lines of `field: value`") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):

@@ -14,6 +14,7 @@ from twoaxis.errors import RunError
 from twoaxis.model import write_atomically
 from twoaxis.train.loggers import Logger
 
+ALWAYS = ("step", "tokens", "seconds", "loss")  # what every row has
 RECENT = 50  # steps over which the training loss of a result is averaged
 
 
@@ -86,7 +87,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines[:-1], 1):  # what follows the last newline was not finished
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             raise RunError(f"{path}: line {number} is not JSON; the file is damaged") from None
+        if not isinstance(row, dict) or not all(isinstance(row.get(k), int | float) for k in ALWAYS):
+            raise RunError(f"{path}: line {number} lacks {' or '.join(ALWAYS)}; the file is damaged")
+        rows.append(row)
     return rows

@@ -115,18 +115,26 @@ class Session:
 
     def _load(self, checkpoint: Path) -> None:
         """Take up everything but the weights from a checkpoint."""
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        if set(state) != {"progress", "loader", "random"} or set(state["progress"]) != set(
-            asdict(Progress())
-        ):
-            raise InputError(
-                f"{checkpoint / 'state.json'} has other fields than this version of twoaxis writes"
-            )
+        state = read_state(checkpoint / "state.json")
         tensors = read_safetensors(checkpoint / "state.safetensors")
         self.optimizer.load_state(_under("optimizer/", tensors))
         self.loader.load_state_dict(state["loader"])
         self.progress = Progress(**state["progress"])
         set_random_state(state["random"], _under("random/", tensors))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `save` wrote besides tensors; InputError if the file is damaged or of another version."""
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = set(state) == {"progress", "loader", "random"}
+        known = known and set(state["progress"]) == set(asdict(Progress()))
+        known = known and all(isinstance(v, int | float) for v in state["progress"].values())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error}); delete its folder to use an older one") from None
+    if not known:
+        raise InputError(f"{path} has other fields than this version of twoaxis writes")
+    return state
 
 
 def accumulate(model: Decoder, master: Master, batches: list[Batch], precision: str) -> tuple[float, int]:
