@@ -112,6 +112,14 @@ def test_help_of_a_command_is_not_an_error(
         pytest.param(InputError("w=0:\nallowed is 1 or more"), 2, "w=0: allowed is 1 or more", id="input"),
         pytest.param(RunError("loss is NaN at step 3"), 1, "loss is NaN at step 3", id="run"),
         pytest.param(KeyboardInterrupt(), 130, "interrupted", id="interrupt"),
+        pytest.param(PermissionError(13, "Permission denied", "a/b"), 1, "a/b: Permission denied", id="disk"),
+        pytest.param(
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            1,
+            "not enough memory (DefaultCPUAllocator: can't allocate memory: 9 bytes); "
+            "make the model, batch_size or seq_len smaller",
+            id="memory",
+        ),
     ],
 )
 def test_errors_become_one_line_and_a_code(

@@ -43,6 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader went away, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # whatever else a disk refuses
+        return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        return _fail(f"not enough memory ({error}); make the model, batch_size or seq_len smaller", 1)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether Python, or torch on any device, could not get memory."""
+    named = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+    return named or "can't allocate memory" in str(error)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -56,8 +68,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     name = argv[0]
     if name not in COMMANDS:
-        what = "option" if name.startswith("-") else "command"
-        raise InputError(f"{name!r} is not a {what}; {nearest(name, COMMANDS)}; see twoaxis --help")
+        what = "an option" if name.startswith("-") else "a command"
+        raise InputError(f"{name!r} is not {what}; {nearest(name, COMMANDS)}; see twoaxis --help")
     command = importlib.import_module(f"twoaxis.cli.{name}")
     from twoaxis.cli.options import parse
 
