@@ -13,6 +13,7 @@ from twoaxis import spec
 from twoaxis.cache import Cache, document_positions, name_slots, remembering
 from twoaxis.depth.connection import Connection, Stream
 from twoaxis.errors import InputError
+from twoaxis.linear import Linear
 from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
@@ -41,7 +42,7 @@ class Decoder(nn.Module):
                 cores.append(core)
             blocks.append(Block(connections[index], cores))
         self.blocks = nn.ModuleList(blocks)
-        self.head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
+        self.head = Linear(cfg.d_model, cfg.vocab_size)
         if cfg.tie_embeddings:
             self.head.weight = self.embedding.weight
         else:

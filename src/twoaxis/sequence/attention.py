@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.cache import Remembers, Slot
 from twoaxis.errors import InputError
+from twoaxis.linear import Linear
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import check_window, local_attention
 from twoaxis.sequence.attention_config import AttentionConfig
@@ -39,9 +40,9 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         self.sizes = [self.n_heads * self.width, self.n_kv_heads * self.width]  # rows of W_q, W_k, W_v
         if cfg.value == "linear" and self.value_projection:
             self.sizes.append(self.n_kv_heads * self.width)
-        self.qkv = nn.Linear(d, sum(self.sizes), bias=False)
+        self.qkv = Linear(d, sum(self.sizes))
         linear = cfg.output == "linear"
-        self.out = nn.Linear(self.n_heads * self.value_width, d, bias=False) if linear else nn.Identity()
+        self.out = Linear(self.n_heads * self.value_width, d) if linear else nn.Identity()
         self.norm = cfg.norm(layout)
         q, k = (self.width, self.width) if self.norm == "head" else self.sizes[:2]
         self.q_norm = nn.Identity() if self.norm == "none" else RMSNorm(q, layout.norm_eps)
@@ -70,7 +71,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
                 )
             reads = Reads(run_inner(self.mixers, "input", reads.x, ctx))
         if reads.key is None and reads.value is None:
-            parts = self.qkv(reads.x).split(self.sizes, -1)
+            parts = self.qkv(reads.x).split_with_sizes(self.sizes, -1)
         else:
             inputs = (
                 reads.x,
@@ -104,7 +105,11 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         if self.rotated:
             key = ("angles", self.rotated, self.layout.rope_base, q.dtype)
             cos, sin = turn() if ctx.cache is None else ctx.cache.once(key, turn)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            if ctx.cache is None:
+                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            else:  # a step is made of calls more than of work: one for both
+                sizes = (q.shape[2], k.shape[2])
+                q, k = rotate(torch.cat((q, k), 2), cos, sin).split_with_sizes(sizes, 2)
         k, v, segments = self.remember(k, v, ctx)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
         y = self.read(q, k, v, segments, positions)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
+from twoaxis.linear import Linear
 from twoaxis.sequence.mixer import Mixer, halo_sum
 from twoaxis.sequence.nested import HostConfig, build_inner, place, run_inner
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
@@ -86,10 +87,8 @@ class MLP(Mixer):
         super().__init__(cfg, layout, block, **options)
         hidden = cfg.hidden_width(layout, self.hidden_scale)
         self.gated = cfg.act == "swiglu"
-        self.up = nn.Linear(
-            layout.d_model, 2 * hidden if self.gated else hidden, bias=False
-        )  # gate rows first
-        self.down = nn.Linear(hidden, layout.d_model, bias=False)
+        self.up = Linear(layout.d_model, 2 * hidden if self.gated else hidden)  # gate rows first
+        self.down = Linear(hidden, layout.d_model)
         self.mixers = build_inner(cfg, layout, block, options)
 
     def output_layers(self) -> list[nn.Linear]:

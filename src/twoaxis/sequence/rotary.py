@@ -26,6 +26,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Angles for fewer than D features turn the first ones and leave the rest.
     """
     r, dtype = 2 * cos.shape[-1], x.dtype
-    first, second = x[..., :r].to(cos.dtype).chunk(2, -1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(dtype)
-    return turned if r == x.shape[-1] else torch.cat((turned, x[..., r:]), -1)
+    whole = r == x.shape[-1]
+    first, second = (x if whole else x[..., :r]).to(cos.dtype).chunk(2, -1)
+    left, right = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    turned = torch.cat((left, right), -1).to(dtype)
+    return turned if whole else torch.cat((turned, x[..., r:]), -1)
