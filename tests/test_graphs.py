@@ -29,6 +29,7 @@ def live() -> tuple[int, int]:
     return len(found), sum(t.grad_fn is not None for t in found)
 
 
+@pytest.mark.usefixtures("forgetful")
 def test_a_step_leaves_no_graph() -> None:
     # 20 training steps with statistics of the depth state and a loss history: tensors alive are constant
     models = [Case(depth).model(torch.float32, n_blocks=2) for depth in twoaxis.methods("depth")]

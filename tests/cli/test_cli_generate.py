@@ -1,9 +1,11 @@
 """`twoaxis generate`: text as it is made, the same for the same seed."""
 
+import sys
+
 import pytest
 import torch
 
-import twoaxis.train
+import twoaxis
 from configurations import Case
 from twoaxis.cli.main import main
 from twoaxis.data import ByteTokenizer
@@ -18,7 +20,7 @@ def run(monkeypatch, tmp_path):
         assert folder == tmp_path
         return model, ByteTokenizer(), None
 
-    monkeypatch.setattr(twoaxis.train, "load_run", load_run)
+    monkeypatch.setattr(sys.modules["twoaxis.train"], "load_run", load_run)  # the name is the function's
     return model, str(tmp_path)
 
 
@@ -69,7 +71,9 @@ def test_prompt_lookup_writes_the_greedy_text(capsys, run):
     ("argv", "message"),
     [
         (["--prompt", ""], "--prompt is empty"),
-        (["--temperature", "-1"], "temperature=-1.0: allowed is 0 or more"),
+        (["--temperature", "-1"], "temperature=-1.0: allowed is 0, or 1e-30 or more"),
+        (["--temperature", "1e-320"], "temperature=1e-320: allowed is 0, or 1e-30 or more"),
+        (["--seed", "99999999999999999999"], "--seed 99999999999999999999: allowed is 0 to"),
         (["--top-k", "0"], "top_k=0"),
         (["--top-p", "2"], "top_p=2.0"),
         (["--max-new-tokens", "-3"], "max_new_tokens=-3"),

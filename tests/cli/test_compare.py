@@ -64,7 +64,20 @@ def test_json_is_the_results(study: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_failed_run_is_exit_code_1(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # DCA needs a sublayer that takes q, k, v of its own: this row cannot be built
+    wild = "rows:\n- {name: plain, depth: additive}\n- {name: wild, depth: additive, train: {lr: 1.0e+30}}\n"
+    study.write_text(study.read_text(encoding="utf-8").replace("depth: [additive, denseformer]\n", wild))
+    assert main(["compare", str(study), "--out", str(tmp_path / "o")]) == 1
+    table, lines = capsys.readouterr()
+    assert "Traceback" not in table + lines
+    assert "[1/2] plain, seed 0: done" in lines
+    assert "[2/2] wild, seed 0: failed: " in lines
+    assert "wild, seed 0 failed: " in table
+
+
+def test_a_row_that_cannot_be_built_is_refused_first(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # DCA needs a sublayer that takes q, k, v of its own
     argv = [
         "compare",
         str(study),
@@ -76,12 +89,11 @@ def test_a_failed_run_is_exit_code_1(study: Path, tmp_path: Path, capsys: pytest
         "--out",
         str(tmp_path / "o"),
     ]
-    assert main(argv) == 1
-    table, lines = capsys.readouterr()
-    assert "Traceback" not in table + lines
-    assert "[1/2] additive, seed 0: done" in lines
-    assert "[2/2] dca, seed 0: failed: dca" in lines
-    assert "dca, seed 0 failed: dca" in table
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "dca makes separate q, k, v inputs" in said
+    assert not (tmp_path / "o" / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_a_bfloat16_model_writes():
     [
         ({"max_new_tokens": -1}, "max_new_tokens=-1: allowed is an integer of 0 or more"),
         ({"max_new_tokens": 2.0}, "max_new_tokens=2.0"),
-        ({"temperature": -0.1}, "temperature=-0.1: allowed is 0 or more"),
+        ({"temperature": -0.1}, "temperature=-0.1: allowed is 0, or 1e-30 or more"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": "hot"}, "temperature='hot'"),
         ({"temperature": 1.0, "top_k": 0}, "top_k=0: allowed is 1 or more, or None"),

@@ -122,6 +122,15 @@ def test_a_checkpoint_counts_only_with_its_marker_and_whole_files(tmp_path):
     ]
 
 
+def test_a_checkpoint_whose_contents_changed_is_skipped(tmp_path):
+    for step in (5, 10):
+        save_checkpoint(tmp_path, step, FILES, keep=9)
+    (tmp_path / "step-00000010" / "state.json").write_bytes(b"[]")  # as long as what was written
+    best, skipped = newest_checkpoint(tmp_path)
+    assert best.name == "step-00000005"
+    assert skipped == ["step-00000010: state.json is not what was written"]
+
+
 def test_the_marker_is_written_after_every_other_file(tmp_path, monkeypatch):
     from twoaxis.train import checkpoint
 

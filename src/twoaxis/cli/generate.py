@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import tyro
 
+from twoaxis.cli.options import check_seed
 from twoaxis.errors import InputError
 from twoaxis.model import generate_text
 
@@ -44,6 +45,7 @@ def run(args: Args) -> int:
     """Print the prompt and what the model makes of it; 0."""
     from twoaxis.train import load_run
 
+    check_seed(args.seed)
     model, tokenizer, _ = load_run(args.run)
     ids = tokenizer.encode(args.prompt)
     if not len(ids):

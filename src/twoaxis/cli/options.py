@@ -17,6 +17,12 @@ from twoaxis.spec import nearest
 T = TypeVar("T")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed {seed}: allowed is 0 to 2**63 - 1")
+
+
 def parse(args_type: type[T], argv: Sequence[str], prog: str) -> T | None:
     """The command's arguments, or None after printing the help that was asked for.
 

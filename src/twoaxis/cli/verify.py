@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.cli.options import check_seed
 from twoaxis.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def duality(args: Args) -> int:
     from twoaxis.verify.duality import duality as rows_of
     from twoaxis.verify.setting import BOUNDS
 
+    check_seed(args.seed)
     rows = rows_of(args.dtype, args.device, args.seed)
     failed = sum(not row.passed for row in rows)
     reason = BOUNDS[args.dtype][1]

@@ -28,7 +28,7 @@ class Sampling:
         t, k, p, r = self.temperature, self.top_k, self.top_p, self.repetition_penalty
         finite = float("inf")
         for name, value, fits, allowed in (
-            ("temperature", t, _number(t) and 0 <= t < finite, "0 or more"),
+            ("temperature", t, _number(t) and (t == 0 or 1e-30 <= t < finite), "0, or 1e-30 or more"),
             ("top_k", k, k is None or (type(k) is int and k >= 1), "1 or more, or None"),
             ("top_p", p, p is None or (_number(p) and 0 < p <= 1), "above 0 up to 1, or None"),
             ("repetition_penalty", r, _number(r) and 0 < r < finite, "above 0; 1 is none"),

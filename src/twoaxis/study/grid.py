@@ -78,7 +78,7 @@ class Study:
         for row in self.rows:
             for key in {"model", "seed"} & row.train.keys():
                 raise InputError(f"row {row.name!r}: {key} is the study's; rows may change other settings")
-            self.config(row, self.seeds[0])
+            budget_of(self.config(row, self.seeds[0]).model, "parameters")  # refuses what cannot be built
 
     @property
     def baseline(self) -> Row:
@@ -169,10 +169,10 @@ def preset_training() -> TrainConfig:
         data="shakespeare",
         seq_len=128,
         batch_size=8,
-        steps=400,
+        steps=350,
         lr=5e-3,
         warmup_steps=20,
-        eval_every=40,
+        eval_every=35,
         eval_tokens=8192,
     )
 

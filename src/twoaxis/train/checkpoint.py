@@ -2,12 +2,14 @@
 
     checkpoints/step-00000200/{model.safetensors, config.json, state.safetensors, state.json, COMPLETE}
 
-Files are written and synced in a folder of another name, the marker COMPLETE (the size of every file) last;
-then the folder is renamed. Only a folder whose marker agrees with its files counts.
+Files are written and synced in a folder of another name, the marker COMPLETE (size and SHA-256 of every file)
+last; then the folder is renamed. Only a folder whose marker agrees with its files counts; the contents are
+compared when a checkpoint is about to be read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -31,8 +33,8 @@ def save_checkpoint(folder: Path, step: int, files: dict[str, bytes], keep: int)
             temporary.mkdir(parents=True)
             for name, data in files.items():
                 write_synced(temporary / name, data)
-            sizes = {name: len(data) for name, data in files.items()}
-            write_synced(temporary / MARKER, json.dumps(sizes).encode())
+            marks = {name: [len(data), hashlib.sha256(data).hexdigest()] for name, data in files.items()}
+            write_synced(temporary / MARKER, json.dumps(marks).encode())
             sync_folder(temporary)
             if target.exists():
                 remove(target)
@@ -49,14 +51,17 @@ def save_checkpoint(folder: Path, step: int, files: dict[str, bytes], keep: int)
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint, if any, and each folder that does not count, as "name: why"."""
-    whole = complete(folder)
-    best = whole[-1] if whole else None
     skipped = []
     for path in sorted(folder.glob(f"{PREFIX}*")) + sorted(folder.glob(f".{PREFIX}*")):
         why = "was being written" if path.name.startswith(".") else problem(path)
         if why is not None:
             skipped.append(f"{path.name}: {why}")
-    return best, skipped
+    for path in reversed(complete(folder)):
+        why = altered(path)
+        if why is None:
+            return path, skipped
+        skipped.append(f"{path.name}: {why}")
+    return None, skipped
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -81,8 +86,8 @@ def problem(path: Path) -> str | None:
     if not path.name.removeprefix(PREFIX).isdigit():
         return "is not called step-NUMBER"
     try:
-        sizes = json.loads((path / MARKER).read_text(encoding="utf-8"))
-        for name, size in sizes.items():
+        marks = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        for name, (size, _) in marks.items():
             found = (path / name).stat().st_size
             if found != size:
                 return f"{name} has {found} bytes, not {size}"
@@ -90,6 +95,15 @@ def problem(path: Path) -> str | None:
         return f"has no {Path(error.filename).name}"
     except (OSError, ValueError, AttributeError, TypeError) as error:
         return f"cannot be read ({error})"
+    return None
+
+
+def altered(path: Path) -> str | None:
+    """Which file of a complete checkpoint no longer holds what was written, or None."""
+    for name, (_, digest) in json.loads((path / MARKER).read_text(encoding="utf-8")).items():
+        with (path / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                return f"{name} is not what was written"
     return None
 
 

@@ -73,6 +73,7 @@ class TrainConfig:
             object.__setattr__(self, f.name, value)
         for name in ("seq_len", "batch_size", "accumulation", "steps", "keep_checkpoints"):
             self._require(name, getattr(self, name) >= 1, "1 or more")
+        self._require("batch_size", self.tokens_per_step < 2**31, "less than 2**31 tokens in a step")
         for name in ("eval_every", "eval_tokens", "checkpoint_every"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more, or None")
         for name in ("warmup_steps", "weight_decay", "grad_clip", "seed"):

@@ -42,6 +42,7 @@ def evaluate(
     Rows of `seq_len` side by side, the last one padded; totals and counts do not depend on `batch_size`.
     max_tokens: score that many first targets only. InputError when no token is a target.
     """
+    seq_len = min(seq_len, max(tokens.n_tokens - 1, 1))  # a longer row would only be padding
     batches = eval_batches(tokens, seq_len, batch_size, max_tokens, packing)
     device, training = model.embedding.weight.device, model.training
     nats, count = 0.0, 0
