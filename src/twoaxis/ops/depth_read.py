@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
 from .first_order import first_order
-from .precision import compute_dtype, full_precision
-from .token_read import Options, TokenRead
+from .precision import compute_dtype, few, full_precision
+from .token_read import FewTokens, Options, TokenRead
 
 
 @overload
@@ -66,7 +66,13 @@ def depth_read(
     lead = sources[0].shape[:-1]
     options = Options(key_norm_eps, scale, normalize, heads, output_eps, return_weights)
     rows = None if bias is None else _bias_rows(bias, sources[0])
-    result: tuple[Tensor, Tensor] = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
+    result: tuple[Tensor, Tensor]
+    if few(sources):
+        with full_precision(sources[0]):
+            read, a = FewTokens(options, query, key_gain, output_gain, rows, sources).read()
+        result = read.to(source_dtype(sources)).view(sources[0].shape), a
+    else:
+        result = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
     if not return_weights:
         return result[0]
     weights = result[1].movedim(0, -1).reshape(*lead, heads, len(sources))  # from (n, tokens, heads)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .checks import Weights, check_mix, source_dtype
 from .first_order import first_order
-from .precision import compute_dtype, full_precision, token_chunks
+from .precision import compute_dtype, few, full_precision, token_chunks
 
 
 def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
@@ -24,8 +24,20 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
         InputError: for shapes that do not fit.
     """
     rows = check_mix(sources, weights)
+    if isinstance(weights, Tensor) and few(sources):
+        return _mix_few(sources, weights)
     out: Tensor = _Mix.apply(len(rows), *rows, *sources)
     return out
+
+
+def _mix_few(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """The same for the few tokens of a step: sources stacked, weights (n,) or (n, d)."""
+    dtype, x = compute_dtype(*sources), sources[0]
+    with full_precision(x):
+        stacked = torch.stack(tuple(sources)).to(dtype).reshape(len(sources), -1, x.shape[-1])
+        w = weights.to(dtype)
+        total = (stacked * (w[:, None, None] if w.ndim == 1 else w[:, None])).sum(0)
+    return total.view(x.shape).to(source_dtype(sources))
 
 
 class _Mix(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """The precision rule of every operator: at least float32 inside, one cast at the end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -25,3 +25,8 @@ def token_chunks(tokens: int, width: int, x: Tensor) -> Iterator[slice]:
     """Slices of the tokens, such that a temporary of `width` numbers per token stays in a CPU's cache."""
     step = max(16, (CHUNK if x.device.type == "cpu" else 1 << 26) // max(width, 1))
     return (slice(start, start + step) for start in range(0, tokens, step))
+
+
+def few(sources: Sequence[Tensor]) -> bool:
+    """Whether sources (..., d) are so small that calls cost more than copies: a step of decoding, no gradients."""
+    return not torch.is_grad_enabled() and 0 < len(sources) * sources[0].numel() <= CHUNK

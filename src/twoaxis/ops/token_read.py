@@ -43,13 +43,22 @@ class TokenRead:
     ) -> None:
         self.o, self.bias, self.dtype = o, bias, compute_dtype(*sources)
         self.d = sources[0].shape[-1]
-        self.sources = [x.reshape(-1, self.d) for x in sources]
+        self.sources = self.flat(sources)
         self.static = query.ndim == 1
         query = query.to(self.dtype).reshape(-1, self.d)
         self.keyed = query if key_gain is None else query * key_gain.to(self.dtype)  # w: (1 or N, d)
         self.output_gain = None if output_gain is None else output_gain.to(self.dtype)
-        copies = sum(x.dtype != self.dtype for x in sources)
-        self.chunks = list(token_chunks(len(self.sources[0]), self.d * (1 + copies), sources[0]))
+
+    def flat(self, sources: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The sources as (N, d)."""
+        return [x.reshape(-1, self.d) for x in sources]
+
+    @property
+    def chunks(self) -> list[slice]:
+        """Slices of the tokens."""
+        copies = sum(x.dtype != self.dtype for x in self.sources)
+        x = self.sources[0]
+        return list(token_chunks(len(x), self.d * (1 + copies), x))
 
     def empty(self, dtype: torch.dtype) -> Tensor:
         """An (N, d) tensor to be filled."""
@@ -193,3 +202,26 @@ class TokenRead:
         dgain = (dkeyed * query.reshape(-1, self.d)).sum(0)
         dquery = (dkeyed * key_gain.to(self.dtype)).view(query.shape)
         return dquery.to(query.dtype), dgain.to(key_gain.dtype)
+
+
+class FewTokens(TokenRead):
+    """The read of a decoding step: the sources of few tokens are stacked, and a handful of calls does it all.
+
+    For a step, calls cost more than copies. It has no gradients.
+    """
+
+    sources: Tensor  # type: ignore[assignment]  # (n, N, d)
+
+    def flat(self, sources: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+        return torch.stack(tuple(sources)).to(self.dtype).reshape(len(sources), -1, self.d)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The read (N, d) and the weights (n, N, H), in the compute dtype."""
+        v, every = self.sources, slice(None)
+        factors = v.new_ones(())
+        if self.o.eps is not None:
+            factors = v.square().mean(-1, keepdim=True).add_(self.o.eps).rsqrt_()
+        a = self.weights(self.dot(v, self.keyed), factors, every)
+        one = self.o.heads == 1
+        mixed = (v * a).sum(0) if one else (self.split(v) * a[..., None]).sum(0).flatten(-2)
+        return self.normed(mixed), a
