@@ -123,6 +123,7 @@ def test_flex_refuses_gradients_on_a_cpu():
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in compiling
 @pytest.mark.parametrize("segmented", [False, True], ids=["window", "documents"])
 def test_flex_compiled(segmented):
     q, k, v = qkv(300, 32, dtype=torch.float32)
