@@ -41,6 +41,17 @@ def test_bytes_are_constant_and_what_the_cost_says(depth, sequence, rollback):
     assert sizes == {twoaxis.cost(cfg, 2, 20, max_rollback=rollback).decode_state_bytes}
 
 
+def test_depth_states_need_no_memory_over_tokens_unless_they_mix_tokens():
+    owners = set()
+    for depth in configurations.depths():
+        slots = Case(depth).fresh().new_cache(1, 4).slots
+        if any(".cores." not in name for name in slots):
+            owners.add(depth)
+    assert {"ddl(value_dim=4)", "ddl(value_dim=4, compressor='token')"} <= owners
+    assert all(depth.startswith("ddl(") for depth in owners)  # its compressor and embedding convolution
+    assert "ddl" not in owners
+
+
 @pytest.mark.parametrize("sequence", ["local", "bias and sink", "chunks"])
 @quiet
 def test_far_past_the_window(sequence):
