@@ -136,12 +136,12 @@ def test_fixed_shapes_feed_the_same(depth, sequence):
     same(fed(model, x, [6, 1, 1, 5], cache, segments=segments), model(x, segments=segments))
 
 
-def graphs(model: twoaxis.Decoder, x: Tensor) -> int:
+def graphs(model: twoaxis.Decoder, x: Tensor, fullgraph: bool = True) -> int:
     """Graphs that decoding x token by token compiles; its logits are those of one forward."""
     torch._dynamo.reset()
     counters.clear()
     step = compiled_step(
-        model, model.new_cache(len(x), x.shape[1], fixed_shapes=True), backend="eager", fullgraph=True
+        model, model.new_cache(len(x), x.shape[1], fixed_shapes=True), backend="eager", fullgraph=fullgraph
     )
     same(torch.cat([step(token) for token in x.split(1, 1)], 1), model(x))
     return counters["stats"]["unique_graphs"]
@@ -173,6 +173,12 @@ def test_a_step_of_fixed_shapes_compiles_once(case):
 )
 @quiet
 def test_every_step_of_fixed_shapes_compiles_once(case):
+    if case.sequence in ("sink tokens", "local mixers inside"):
+        # sinks are refused in interleaved documents, which needs a look at values: graphs break there, but
+        # more steps compile nothing more
+        model = case.model(n_blocks=2).eval()
+        assert graphs(model, tokens(2, 5), fullgraph=False) == graphs(model, tokens(2, 9), fullgraph=False)
+        return
     assert graphs(case.model(n_blocks=2).eval(), tokens(2, 9)) == 1
 
 
