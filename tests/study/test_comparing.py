@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import twoaxis
@@ -250,3 +251,10 @@ def test_a_damaged_result_is_named(study: Study) -> None:
     damaged.write_text("{")
     with pytest.raises(RunError, match=r"seed-0/results\.json cannot be read"):
         collect(study.out)
+
+
+def test_threads_hold_while_comparing_and_no_longer(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr("twoaxis.study.environment.torch.set_num_threads", lambda n: seen.append(n))
+    compare(dataclasses.replace(study, threads=3))
+    assert seen == [3, before]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,9 @@ def test_long_names_have_short_distinct_folders() -> None:
     assert all(len(slug) <= 60 for slug in slugs)
     assert "/" not in Row(name="../a/b").slug
     assert not Row(name="../a/b").slug.startswith(".")
+
+
+def test_threads_are_one_or_more() -> None:
+    assert preset().threads == 1
+    with pytest.raises(InputError, match="threads=0: allowed is 1 or more"):
+        dataclasses.replace(preset(), threads=0)

@@ -36,6 +36,8 @@ class Args:
     """How many seeds, or two or more seeds themselves; three or more allow a ranking."""
     match: Literal["width", "parameters", "flops"] | None = None
     """What all rows share: the width, or a budget that their MLP widths are changed to meet."""
+    threads: int | None = None
+    """Threads of torch in every run; the preset takes 1, which is steady on a shared machine."""
     steps: int | None = None
     """Training steps of every run."""
     data: str | None = None
@@ -72,6 +74,8 @@ def study_of(args: Args) -> Study:
         changes["seeds"] = seeds_of(args.seeds[0] if len(args.seeds) == 1 else args.seeds)
     if args.match:
         changes["match"] = args.match
+    if args.threads is not None:
+        changes["threads"] = args.threads
     if args.out:
         changes["out"] = args.out
     training = study.training if args.steps is None else with_steps(study.training, args.steps)

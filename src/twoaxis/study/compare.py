@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 
 from twoaxis.errors import InputError, RunError
@@ -70,6 +71,15 @@ def compare(
         raise InputError(f"cannot write in {folder}: {error.strerror}; give another folder") from None
     text = yaml.safe_dump(plain(study), sort_keys=False, allow_unicode=True)
     write_atomically(folder / "study.yaml", text.encode())
+    before = torch.get_num_threads()
+    torch.set_num_threads(study.threads or before)
+    try:
+        return _compare(study, folder, tell, command)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compare(study: Study, folder: Path, tell: Listener, command: str) -> dict[str, Any]:
     about = {"environment": environment()} | read_json(folder / "about.json")
     write_json(folder / "about.json", about | {"command": command})
     runs = study.runs()

@@ -5,6 +5,7 @@
       - {name: local, depth: ddl, sequence: [short_swa(window=16), attention, mlp], train: {lr: 1.0e-3}}
     seeds: 3                               # seeds 0, 1, 2; or a list of seeds
     match: parameters                      # width | parameters | flops
+    threads: 1                             # of torch; left out: as they are
     out: runs/mine
     train:                                 # as in the config.yaml of a run
       steps: 500
@@ -27,7 +28,7 @@ from twoaxis.spec import nearest
 from twoaxis.study.grid import OUT, STANDARD, Row, Study, cross, preset, preset_training, with_steps
 from twoaxis.train import TrainConfig, read_yaml
 
-KEYS = ("rows", "depth", "sequence", "seeds", "match", "train", "out")
+KEYS = ("rows", "depth", "sequence", "seeds", "match", "threads", "train", "out")
 ROW_KEYS = ("name", "depth", "sequence", "train")
 OPEN, CLOSE = "([{", ")]}"
 
@@ -52,6 +53,7 @@ def study_from(data: Mapping[str, Any], source: str = "the study") -> Study:
         rows=rows,
         seeds=seeds_of(data.get("seeds", 1)),
         match=data.get("match", "width"),
+        threads=data.get("threads"),
         training=_training(preset_training(), data.get("train") or {}, f"{source}: train"),
         out=str(data.get("out", OUT)),
     )

@@ -47,13 +47,16 @@ class Study:
 
     seeds: each row is trained once per seed; a seed fixes weights and the order of the data. match: "width"
     keeps every model's widths; "parameters" or "flops" changes the MLP width of every other row until its
-    count meets the baseline's. training: data, sizes and optimisation of every run (its depth, sequence and
-    seed are replaced by the row's). Raises InputError for an empty, contradictory or unbuildable study.
+    count meets the baseline's. threads: of torch, in every run and measurement; None leaves them as they are, 1
+    is steady on a shared machine, where a second thread of a small model mostly waits. training: data, sizes and
+    optimisation of every run (its depth, sequence and seed are replaced by the row's). Raises InputError for an
+    empty, contradictory or unbuildable study.
     """
 
     rows: tuple[Row, ...]
     seeds: tuple[int, ...] = (0,)
     match: Match = "width"
+    threads: int | None = None
     training: TrainConfig = field(default_factory=TrainConfig)
     out: str = OUT
 
@@ -64,6 +67,10 @@ class Study:
             )
         if self.match not in get_args(Match):
             raise InputError(f"match={self.match!r}: allowed is {' or '.join(map(repr, get_args(Match)))}")
+        if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
+            raise InputError(
+                f"threads={self.threads!r}: allowed is 1 or more, or none to leave them as they are"
+            )
         if not self.seeds or any(type(s) is not int or s < 0 for s in self.seeds):
             raise InputError(f"seeds={list(self.seeds)}: allowed are one or more integers of 0 or more")
         named: dict[str, list[Any]] = {
@@ -119,6 +126,7 @@ class Study:
             "rows": rows,
             "seeds": list(self.seeds),
             "match": self.match,
+            "threads": self.threads,
             "out": self.out,
             "train": training,
         }
@@ -169,10 +177,10 @@ def preset_training() -> TrainConfig:
         data="shakespeare",
         seq_len=128,
         batch_size=8,
-        steps=350,
+        steps=300,
         lr=5e-3,
         warmup_steps=20,
-        eval_every=35,
+        eval_every=30,
         eval_tokens=8192,
     )
 
@@ -188,5 +196,6 @@ def preset() -> Study:
             Row(name="DDL", depth="ddl"),
             Row(name="local-to-global block", sequence=("short_swa(window=16)", *STANDARD)),
         ),
+        threads=1,
         training=preset_training(),
     )
