@@ -12,7 +12,7 @@ from twoaxis.sequence.mixer import SequenceConfig
 from twoaxis.types import Layout
 
 Budget = Literal["parameters", "flops"]
-TINY = 64  # widths below this move in steps of 1, others in steps of 8
+CLOSE = 0.005  # a coarser step of widths is kept where it misses the target by no more than this
 
 
 def budget_of(cfg: ModelConfig, budget: Budget, batch_size: int = 1, seq_len: int = 512) -> int:
@@ -33,9 +33,9 @@ def match_mlp(
 ) -> ModelConfig:
     """The same model with MLPs as wide as brings its count closest to `target`.
 
-    All MLPs change by one factor, so those of equal width stay equal. Widths are multiples of 8, or any
-    integer below 64; `mismatch` tells what is left. Raises InputError for a model without an MLP and for a
-    target that it exceeds with MLPs of width 1.
+    All MLPs change by one factor, so those of equal width stay equal. Widths are multiples of 8 where that
+    comes within 0.5 %, else of 4, 2 or 1; `mismatch` tells what is left. Raises InputError for a model
+    without an MLP and for a target that it exceeds with MLPs of width 1.
     """
     layout, blocks = cfg.layout(), cfg.block_configs()
     widest = max((w for cores in blocks for core in cores for w in _widths(core, layout)), default=0)
@@ -60,9 +60,16 @@ def match_mlp(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(middle) <= target else (low, middle)
-    step = 1 if low < TINY else 8
-    below = low // step * step
-    return at(min((below, below + step), key=lambda width: abs(count(width, step) - target)), step)
+
+    def miss(width: int, step: int) -> float:
+        return abs(count(width, step) / target - 1)
+
+    for step in (8, 4, 2, 1):
+        below = low // step * step
+        width = min((max(below, step), below + step), key=lambda width: miss(width, step))
+        if miss(width, step) <= CLOSE:
+            break
+    return at(width, step)
 
 
 def _widths(core: Any, layout: Layout) -> list[int]:
