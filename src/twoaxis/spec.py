@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
+import importlib
 import sys
 import types
 import typing
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar
 
-from twoaxis.errors import InputError
+from twoaxis.errors import InputError, nearest
 from twoaxis.types import Coordinates, Cost, Shape, StandardStart
 
 Axis = Literal["depth", "sequence"]
@@ -102,29 +102,28 @@ def methods(axis: Axis) -> dict[str, type]:
     """All registered methods of one axis, name -> class (with `.Config`), in order of registration."""
     if axis not in _METHODS:
         raise InputError(f"axis {axis!r} is unknown; use 'depth' or 'sequence'")
-    return dict(_METHODS[axis])
+    return dict(_registered(axis))
+
+
+def _registered(axis: Axis) -> dict[str, type]:
+    """The registry of an axis, after its room has filled it."""
+    importlib.import_module(f"twoaxis.{axis}")
+    return _METHODS[axis]
 
 
 def method(axis: Axis, name: str) -> Any:
     """The method class called `name`, or an error that lists what exists."""
+    known = _registered(axis)
     name = _ALIASES[axis].get(name, name)
-    if name not in _METHODS[axis]:
-        raise InputError(f"{axis} method {name!r} is unknown; {nearest(name, _METHODS[axis])}")
-    return _METHODS[axis][name]
+    if name not in known:
+        raise InputError(f"{axis} method {name!r} is unknown; {nearest(name, known)}")
+    return known[name]
 
 
 def options(config: Any) -> dict[str, tuple[str, Any]]:
     """Each option of a method: what is allowed, in words, and its default."""
     hints = _hints(config)
     return {f.name: (_spell(hints[f.name]), f.default) for f in dataclasses.fields(config)}
-
-
-def nearest(given: str, allowed: typing.Iterable[str]) -> str:
-    """'did you mean X? known: ...' for an error line."""
-    names = list(allowed)
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(names) or 'none'}"
 
 
 def parse_spec(axis: Axis, text: str | Config) -> Any:

@@ -166,6 +166,29 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+def test_help_does_not_wait_for_torch() -> None:
+    words = [[], *([name] for name in COMMANDS if name != "train")]  # train's flags are a model's fields
+    code = (
+        "import sys\nfrom twoaxis.cli.main import main\n"
+        f"codes = [main([*words, '--help']) for words in {words}] + [main(['--version'])]\n"
+        "sys.exit(any(codes) or 'torch' in sys.modules)"
+    )
+    assert run_python(code).returncode == 0
+
+
+def test_public_names_are_there_before_anything_is_loaded() -> None:
+    code = (
+        "import sys, twoaxis\n"
+        "assert 'torch' not in sys.modules and {*twoaxis.__all__} <= {*dir(twoaxis)}\n"
+        "assert all(getattr(twoaxis, name) is not None for name in twoaxis.__all__)\n"
+        "assert 'ddl' in twoaxis.methods('depth')\n"
+        "import twoaxis.train, twoaxis.cost.match\n"
+        "assert twoaxis.train.__module__ == 'twoaxis.train.loop' and callable(twoaxis.cost)\n"
+        "assert not hasattr(twoaxis, 'nothing')"
+    )
+    assert run_python(code).stderr == b""
+
+
 def test_ascii_output_gets_stand_ins_and_no_control_codes() -> None:
     code = (
         "from twoaxis.cli.main import main; import sys, twoaxis.cli.main as m\n"

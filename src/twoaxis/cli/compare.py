@@ -8,12 +8,12 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from twoaxis.cli.live import Live, Log
-from twoaxis.study import Study, compare, grid_of, named, preset, read_study, seeds_of, with_steps
+if TYPE_CHECKING:
+    from twoaxis.study import Study
 
 
 @dataclass
@@ -50,6 +50,9 @@ class Args:
 
 def run(args: Args) -> int:
     """Compare; 1 if a run failed."""
+    from twoaxis.cli.live import Live, Log
+    from twoaxis.study import compare
+
     study = study_of(args)
     live = sys.stderr.isatty()
     with (Live if live else Log)(study) as listener:
@@ -65,6 +68,8 @@ def run(args: Args) -> int:
 
 def study_of(args: Args) -> Study:
     """The study that the arguments describe."""
+    from twoaxis.study import grid_of, named, preset, read_study, seeds_of, with_steps
+
     study = read_study(args.study) if args.study else preset()
     changes: dict[str, Any] = {}
     if args.depth or args.sequence or args.preset:

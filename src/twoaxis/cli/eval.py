@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.data import TokenFile, check_vocab, load_corpus, tokenize
 from twoaxis.errors import InputError
-from twoaxis.train import TrainConfig, evaluate, load_run
-from twoaxis.train.run import run_checkpoint
-from twoaxis.train.session import choose_device
+
+if TYPE_CHECKING:
+    from twoaxis.train import TrainConfig
 
 
 def _arg(text: str, kind: str) -> object:
@@ -43,9 +42,14 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the loss of the run's newest checkpoint in bits per byte."""
+    from twoaxis.data import check_vocab, tokenize
+    from twoaxis.train import evaluate, load_run
+    from twoaxis.train.run import run_checkpoint
+    from twoaxis.train.session import choose_device
+
     model, tokenizer, cfg = load_run(args.run)
     texts = _texts(args.data, cfg)
-    tokens: TokenFile = tokenize(texts, tokenizer)
+    tokens = tokenize(texts, tokenizer)
     check_vocab(tokens, cfg.model.vocab_size)
     seq_len = cfg.seq_len if args.seq_len is None else args.seq_len
     batch_size = cfg.batch_size if args.batch_size is None else args.batch_size
@@ -71,6 +75,8 @@ def run(args: Args) -> int:
 
 def _texts(data: str | None, cfg: TrainConfig) -> tuple[str, ...]:
     """The documents to score."""
+    from twoaxis.data import load_corpus
+
     corpus = load_corpus(cfg.data, cfg.valid_fraction) if data is None else load_corpus(data, 1.0)
     texts = corpus.valid or (corpus.train if data is not None else ())
     if not texts:

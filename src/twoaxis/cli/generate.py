@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import tyro
 
 from twoaxis.cli.options import check_seed
 from twoaxis.errors import InputError
-from twoaxis.model import generate_text
 
 
 @dataclass
@@ -43,6 +41,9 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the prompt and what the model makes of it; 0."""
+    import torch
+
+    from twoaxis.model import generate_text
     from twoaxis.train import load_run
 
     check_seed(args.seed)

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from twoaxis.errors import InputError, RunError
-from twoaxis.spec import nearest
+from twoaxis.errors import InputError, RunError, nearest
 
 COMMANDS = {
     "compare": "train a grid of methods on the same data and write an honest report",

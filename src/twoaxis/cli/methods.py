@@ -6,13 +6,13 @@ import dataclasses
 import json
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from twoaxis import spec
-from twoaxis.cost import cost
 from twoaxis.errors import InputError
-from twoaxis.model.config import ModelConfig
-from twoaxis.types import Cost, Shape
+
+if TYPE_CHECKING:
+    from twoaxis.model import ModelConfig
+    from twoaxis.spec import Axis
 
 
 @dataclass
@@ -35,11 +35,13 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the list; 0."""
+    from twoaxis import ModelConfig, methods
+
     cfg = ModelConfig(d_model=args.d_model, n_blocks=args.n_blocks, n_heads=args.n_heads)
     if args.seq_len < 1:
         raise InputError(f"--seq-len {args.seq_len}: allowed is 1 or more")
-    axes: tuple[spec.Axis, ...] = ("depth", "sequence") if args.axis == "all" else (args.axis,)
-    listed = {axis: [describe(axis, name, cfg, args.seq_len) for name in spec.methods(axis)] for axis in axes}
+    axes: tuple[Axis, ...] = ("depth", "sequence") if args.axis == "all" else (args.axis,)
+    listed = {axis: [describe(axis, name, cfg, args.seq_len) for name in methods(axis)] for axis in axes}
     size = {name: getattr(args, name) for name in ("d_model", "n_blocks", "n_heads", "seq_len")}
     if args.json:
         print(json.dumps({"size": size, **listed}, indent=2))
@@ -48,12 +50,16 @@ def run(args: Args) -> int:
     return 0
 
 
-def describe(axis: spec.Axis, name: str, cfg: ModelConfig, seq_len: int) -> dict[str, Any]:
+def describe(axis: Axis, name: str, cfg: ModelConfig, seq_len: int) -> dict[str, Any]:
     """All that is known of a method with its default options, as plain data.
 
     A depth method's numbers are those of the model with it minus those of the standard model; a core's are
     its own in one block.
     """
+    from twoaxis import spec
+    from twoaxis.cost import cost
+    from twoaxis.types import Shape
+
     method = spec.method(axis, name)
     config = method.Config()
     numbers: dict[str, Any]
@@ -68,7 +74,7 @@ def describe(axis: spec.Axis, name: str, cfg: ModelConfig, seq_len: int) -> dict
             "decode_state_bytes": total.decode_state_bytes - standard.decode_state_bytes,
         }
     else:
-        own: Cost = config.cost(Shape(layout=cfg.layout(), batch_size=1, seq_len=seq_len))
+        own = config.cost(Shape(layout=cfg.layout(), batch_size=1, seq_len=seq_len))
         numbers = {
             "parameters_per_sublayer": own.parameters,
             "separate_qkv_inputs": config.accepts_qkv,

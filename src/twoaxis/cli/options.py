@@ -11,8 +11,7 @@ import typing
 from collections.abc import Sequence
 from typing import TypeVar
 
-from twoaxis.errors import InputError
-from twoaxis.spec import nearest
+from twoaxis.errors import InputError, nearest
 
 T = TypeVar("T")
 

@@ -10,10 +10,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from twoaxis.study import collect, write_report
-from twoaxis.study.compare import write_json
-from twoaxis.study.units import mebibytes, percent, si
-
 WIDE = 200  # characters where there is no terminal to fit into
 
 
@@ -29,6 +25,9 @@ class Args:
 
 def run(args: Args) -> int:
     """Report; 1 if a run of the comparison failed."""
+    from twoaxis.study import collect, write_report
+    from twoaxis.study.compare import write_json
+
     results = collect(args.folder)
     write_json(args.folder / "results.json", results)
     report = write_report(args.folder, results)
@@ -82,6 +81,8 @@ def table(results: dict[str, Any]) -> Any:
 
 
 def _cells(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    from twoaxis.study.units import mebibytes, percent, si
+
     score, spread, measured = row["valid_bits_per_byte"], row["spread"], row["measured"]
     done = sum(run["status"] == "done" for run in row["runs"])
     speed = ["-"] * 4
