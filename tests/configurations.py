@@ -28,6 +28,8 @@ VARIANTS = [
     "depth_window(output=True)",
     "depth_window(heads=3, position='bias', injection='gated')",
     "depth_window(window_blocks=2, heads=2, position='rope', injection='replace', output=True)",
+    "dynamic_window(form='gates', window_blocks=3, heads=3, position='bias', injection='gated')",
+    "dynamic_window(window_blocks=2, ramp_blocks=2, shared=False, heads=2, position='rope', output=True)",
     "depth_attention(stride_attentions=2, recent_attentions=1)",
     "depth_conv(kernel=2, shared=False)",
     "dca(k=1)",

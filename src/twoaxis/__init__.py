@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twoaxis.model import Decoder, ModelConfig, load, save
     from twoaxis.model.generate import generate, generate_stream, generate_text
     from twoaxis.model.presets import presets
+    from twoaxis.model.windows import depth_windows, expected_depth
     from twoaxis.spec import methods, parse_spec, register, unregister
     from twoaxis.study.compare import compare
     from twoaxis.train import TrainConfig, train
@@ -30,7 +31,7 @@ _HOMES = {
     "compare": "study",
     **dict.fromkeys(("InputError", "RunError"), "errors"),
     **dict.fromkeys(("Decoder", "ModelConfig", "generate", "generate_stream", "generate_text"), "model"),
-    **dict.fromkeys(("load", "presets", "save"), "model"),
+    **dict.fromkeys(("load", "presets", "save", "depth_windows", "expected_depth"), "model"),
     **dict.fromkeys(("methods", "parse_spec", "register", "unregister"), "spec"),
     **dict.fromkeys(("Context", "Coordinates", "Cost", "Layout", "ParamRule", "Reads"), "types"),
     **dict.fromkeys(("Shape", "TensorSpec"), "types"),
@@ -53,6 +54,8 @@ __all__ = [
     "compare",
     "cost",
     "depth",
+    "depth_windows",
+    "expected_depth",
     "generate",
     "generate_stream",
     "generate_text",

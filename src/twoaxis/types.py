@@ -6,6 +6,7 @@ n sources of a depth read or streams, m value channels, w sequence window, K dep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,10 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+# How many block states the read before a block sees, the current one included: a number, or a function of the
+# block's index and the tokens' positions (T,) or (B, T), to a number or to one for each token (int64, same shape).
+DepthRule = int | Callable[[int, Tensor], int | Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -30,11 +35,13 @@ class Context:
     segments: (B, T) int64 document id of each token, -1 is padding; None is one document per row.
     positions: (B, T) or (T,) int64 positions for the rotation; None counts on from what the cache has seen.
     cache: the decoding cache, or None when all tokens are given at once.
+    depth_window: narrows the windows of methods that read a window of block states; None leaves them.
     """
 
     segments: Tensor | None = None
     positions: Tensor | None = None
     cache: Cache | None = None
+    depth_window: DepthRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

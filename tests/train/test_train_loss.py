@@ -31,7 +31,7 @@ def batch_of(*lengths, width=None):
 
 def gradients(model, batches, precision="float32"):
     master = Master(model, precision)
-    loss, targets = accumulate(model, master, batches, precision)
+    loss, targets, _ = accumulate(model, master, batches, precision)
     found = {name: p.grad.clone() for name, p in master.named.items()}
     return loss, targets, found
 
@@ -92,7 +92,7 @@ def test_a_step_without_targets_is_counted_and_reported(text, tiny):
 def test_each_precision_keeps_its_dtypes(depth, precision):
     model = model_of(depth)
     master = Master(model, precision)
-    loss, _ = accumulate(model, master, [batch_of(6, 6), batch_of(3, 6)], precision)
+    loss, *_ = accumulate(model, master, [batch_of(6, 6), batch_of(3, 6)], precision)
     assert 2 < loss < 4
     wanted = torch.bfloat16 if precision == "bf16_master" else torch.float32
     assert {p.dtype for p in model.parameters()} == {wanted}

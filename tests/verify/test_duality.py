@@ -91,7 +91,7 @@ def test_a_cache_that_forgets_is_found(monkeypatch):
 
 
 def test_keys_projected_wrongly_are_found(monkeypatch):
-    read = twoaxis.depth.depth_window.WindowRead
+    read = twoaxis.depth.window_read.WindowRead
     project = read.project
     monkeypatch.setattr(
         read, "project", lambda self, state: (2 * project(self, state)[0], project(self, state)[1])

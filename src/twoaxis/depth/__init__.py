@@ -18,6 +18,7 @@ from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.depth_attention import DepthAttention
 from twoaxis.depth.depth_conv import DepthConv
 from twoaxis.depth.depth_window import DepthWindow
+from twoaxis.depth.dynamic_window import DynamicWindow
 from twoaxis.depth.elc_bert import ELCBert
 from twoaxis.depth.history import History, named_tensors
 from twoaxis.depth.hyper_connections import HyperConnections
@@ -43,6 +44,7 @@ __all__ = [
     "DepthConfig",
     "DepthConv",
     "DepthWindow",
+    "DynamicWindow",
     "ELCBert",
     "History",
     "HyperConnections",

@@ -24,7 +24,14 @@ State = Any  # a pytree of tensors and nothing else
 
 
 class DepthConfig(spec.Config):
-    """Options of a depth method."""
+    """Options of a depth method.
+
+    follows_rule: whether its reads heed `Context.depth_window`. loss_term: the name of a number per token that
+    its stream makes of the last state and that training may add to the loss (`Stream.loss_term`); "" is none.
+    """
+
+    follows_rule: ClassVar[bool] = False
+    loss_term: ClassVar[str] = ""
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """What the method costs over the whole network, its pre-norms and final norm included."""
@@ -58,6 +65,10 @@ class Stream(nn.Module, ABC):
     @abstractmethod
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         """Every tensor of the state after `depth` blocks, by name; the same name is the same value at every depth."""
+
+    def loss_term(self, state: State) -> Tensor:
+        """(B, T), from the last state: what training may add to each token's loss, if the options name a term."""
+        raise NotImplementedError
 
     def param_rule(self, name: str) -> ParamRule:
         """How the optimiser treats parameter `name` (relative to this module): by default it does not decay."""
@@ -103,6 +114,10 @@ class Connection(nn.Module, ABC):
     @abstractmethod
     def write(self, state: State, carry: Any, y: Tensor, ctx: Context) -> State:
         """The state with the sublayer's output y (B, T, d) put back. Never changes `state` in place."""
+
+    def expected_depth(self, state: State, ctx: Context) -> Tensor | None:
+        """(B, T): how many states its read counts on, where the model learns it; None where it does not."""
+        return None
 
     def forward(self, state: State, core: Core, ctx: Context) -> State:
         """Read, run the core, write."""

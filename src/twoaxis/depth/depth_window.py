@@ -8,90 +8,26 @@ W = [h(max(0, l-K+1)) .. h(l)], the current state included                      
         └────────────────────────+── block l+1 ── h(l+1)
 
 The paper leaves the injection open: by default z is added to the block's input, skip included. Nothing is
-read after the last block, whose state goes to the final norm. The read itself is in `window_read.py`.
+read after the last block, whose state goes to the final norm. The read itself is in `window_read.py`, its
+place in the network in `windowed.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from torch import Tensor
-
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
-from twoaxis.depth.window_read import WindowRead
-from twoaxis.errors import InputError
-from twoaxis.norm import RMSNorm
-from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+from twoaxis.depth.windowed import Windowed, WindowedConfig
+from twoaxis.types import Coordinates
 
 
 @spec.register("depth", "depth_window")
-class DepthWindow(Connection):
-    """read: norm(x = h + W_O z(h(l-K+1) .. h(l))) at a block's first sublayer, else norm(x); write: x + y.
-
-    state: {"sources": the block states that the next read sees, h(l) the newest}; inside a block also
-    {"stream": x}.
-    """
+class DepthWindow(Windowed):
+    """read: norm(x = h + W_O z(h(l-K+1) .. h(l))) at a block's first sublayer, else norm(x); write: x + y."""
 
     equation = "x = h(l) + softmax(W_Q h(l) (W W_K)^T / sqrt(d)) W W_V, W the last K block states"
     source = "arXiv 2603.16039"
 
-    class Config(DepthConfig):
-        """Options of the depth window.
-
-        window_blocks: K, the block states read, the current one included; None reads all.
-        shared: one W_Q, W_K, W_V for all blocks, as in the paper, or one set per block.
-        injection: the block's input from the state h and z, "add" h + z, "replace" z alone, or "gated"
-        h + sigmoid(w . rms(h) + b) z.
-        output: a projection W_O after the read.
-        heads: of width d / heads, each with a softmax of its own.
-        position: what tells layers apart, "none" (paper), "rope" a rotation by their distance, or "bias" a
-        learned number for each head and distance.
-        """
-
-        window_blocks: int | None = None
-        shared: bool = True
-        injection: Literal["add", "replace", "gated"] = "add"
-        output: bool = False
-        heads: int = 1
-        position: Literal["none", "rope", "bias"] = "none"
-
-        def check(self) -> None:
-            if self.window_blocks is not None and self.window_blocks < 1:
-                raise InputError(
-                    f"depth_window(window_blocks={self.window_blocks}): allowed is 1 or more (the current "
-                    "state counts), or None for all"
-                )
-            if self.heads < 1:
-                raise InputError(f"depth_window(heads={self.heads}): allowed is 1 or more")
-            if self.window_blocks == 1 and (self.heads, self.position) != (1, "none"):
-                raise InputError(
-                    "depth_window(window_blocks=1): one state has weight 1; leave out heads and position"
-                )
-
-        def head_width(self, layout: Layout) -> int:
-            """D = d / heads; InputError for a width that does not fit."""
-            d, D = layout.d_model, layout.d_model // self.heads
-            if d % self.heads or (self.position == "rope" and D % 2):
-                even = " of even width, for the rotation" if self.position == "rope" else ""
-                raise InputError(
-                    f"depth_window(heads={self.heads}): d_model={d} is not cut into such heads{even}"
-                )
-            return D
-
-        def n_sources(self, depth: int) -> int:
-            """K_l = min(K, l + 1), the states seen by the read after `depth` blocks."""
-            return depth + 1 if self.window_blocks is None else min(self.window_blocks, depth + 1)
-
-        def kept(self, depth: int, n_blocks: int) -> int:
-            """How many states the next read needs; after the last block, that block's own."""
-            return self.n_sources(depth) if depth < n_blocks else 1
-
-        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
-            """The state after `depth` blocks."""
-            oldest = depth + 1 - self.kept(depth, layout.n_blocks)
-            return source_specs("sources", range(oldest, depth + 1), tensor)
+    class Config(WindowedConfig):
+        """The options of `WindowedConfig`."""
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -103,104 +39,3 @@ class DepthWindow(Connection):
                 reads_per_block=1,
                 short_swa=f"yes: window = {self.window_blocks or 'l + 1'} over depth",
             )
-
-        def standard_start(self) -> StandardStart:
-            return "no" if self.injection == "replace" and self.window_blocks != 1 else "exact"
-
-        def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """Per token and read of n states: 2 d^2 flops for each of W_Q, W_K, W_V, W_O (W_K n times with
-            "rope"), and 4 n d for the scores and the mix of each head; a read of one state is W_V (and W_O)
-            alone. A gate is 2 d. Twice that backward.
-            """
-            layout, d = shape.layout, shape.layout.d_model
-            self.head_width(layout)
-            counts = [self.n_sources(depth) for depth in range(layout.n_blocks)]
-            flops = shape.tokens * sum(self._flops(n, d) for n in counts)
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            owners = counts[-1:] if self.shared else counts
-            matrices = sum((3 if n > 1 else 1) + self.output for n in owners)
-            biases = sum(self.heads * n for n in owners if n > 1) if self.position == "bias" else 0
-            gates = len(owners) * (d + 1) if self.injection == "gated" else 0
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * d + matrices * d * d + biases + gates,
-                flops_forward=flops,
-                flops_backward=2 * flops,
-                boundary_bytes={"full": largest},
-            )
-
-        def _flops(self, n: int, d: int) -> int:
-            """Of one token's read of n states."""
-            gate = 2 * d if self.injection == "gated" else 0
-            if n == 1:
-                return 2 * d * d * (1 + self.output) + gate
-            keys = n if self.position == "rope" else 1
-            return 2 * d * d * (2 + keys + self.output) + 4 * n * d * self.heads + gate
-
-    window_read: WindowRead | None
-
-    def __init__(
-        self, cfg: Any, layout: Layout, block: int, index: int, shared: WindowRead | None = None
-    ) -> None:
-        super().__init__(cfg, layout, block, index)
-        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
-        self.opens, self.closes = index == 0, index == len(layout.blocks[block]) - 1
-        self.window = cfg.n_sources(block)  # of the read before this block
-        self.kept = cfg.kept(block + 1, layout.n_blocks)
-        if not self.opens:
-            self.window_read = None
-        elif not cfg.shared:
-            self.window_read = WindowRead(cfg, layout, self.window)
-        elif shared is not None:
-            self.__dict__["window_read"] = shared  # the stream registers it, once
-        else:
-            raise InputError(
-                "depth_window(shared=True) is built for the whole network; use DepthWindow.network"
-            )
-
-    def read_depth(self, state: State) -> Tensor:
-        """W_O z_l (B, T, d), from the state before this block."""
-        assert self.window_read is not None
-        return self.window_read(state["sources"].last(self.window).sources)
-
-    def read(self, state: State, ctx: Context) -> tuple[Reads, Tensor]:
-        if self.opens:
-            assert self.window_read is not None
-            x = self.window_read.inject(state["sources"].sources[-1], self.read_depth(state))
-        else:
-            x = state["stream"]
-        return Reads(self.norm(x)), x
-
-    def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
-        x, sources = carry + y.to(carry.dtype), state["sources"]
-        if self.closes:
-            return {"sources": sources.push(x, self.block + 1).last(self.kept)}
-        return {"sources": sources, "stream": x}
-
-    @classmethod
-    def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
-        widest = cfg.n_sources(layout.n_blocks - 1)
-        shared = WindowRead(cfg, layout, widest) if cfg.shared else None
-        blocks: list[list[Connection]] = [
-            [cls(cfg, layout, block, index, shared) for index in range(len(kinds))]
-            for block, kinds in enumerate(layout.blocks)
-        ]
-        return DepthWindowStream(cfg, layout, shared), blocks
-
-
-class DepthWindowStream(Stream):
-    """Opens with the embeddings as h(0), closes with the final norm of h(L); owns shared projections."""
-
-    def __init__(self, cfg: Any, layout: Layout, shared: WindowRead | None) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
-        self.window_read = shared
-
-    def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(x, 0)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["sources"].sources[-1])
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

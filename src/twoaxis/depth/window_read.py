@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.ops import depth_read, mix, rms
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.sequence.rotary import rotary_angles, rotate
 from twoaxis.types import Layout
-
-States = tuple[Tensor, ...]  # (B, T, d) each, oldest first, the current one last
 
 
 class WindowRead(nn.Module):
@@ -59,25 +58,26 @@ class WindowRead(nn.Module):
             g = F.linear(inner, self.gate.weight.to(dtype), self.gate.bias.to(dtype)).sigmoid()
             return torch.addcmul(h.to(dtype), g, z.to(dtype)).to(h.dtype)
 
-    def forward(self, states: States) -> Tensor:
-        """W_O z (B, T, d) from the states of a window."""
-        mixed = [states[-1]] * self.cfg.heads if len(states) == 1 else self.mixed(states)
+    def forward(self, states: States, logits: Logits = None) -> Tensor:
+        """W_O z (B, T, d) from the states of a window; logits, one per state, are added to all heads' scores."""
+        mixed = [states[-1]] * self.cfg.heads if len(states) == 1 else self.mixed(states, logits)
         W_V = self.value.weight.unflatten(0, (self.cfg.heads, self.width))
         parts = [F.linear(m.to(W.dtype), W) for m, W in zip(mixed, W_V, strict=True)]
         return self.output(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
-    def mixed(self, states: States) -> list[Tensor]:
+    def mixed(self, states: States, logits: Logits = None) -> list[Tensor]:
         """sum_j a_hj h(j) (B, T, d) of each head h."""
         assert self.query is not None
         assert self.key is not None
         if self.cfg.position == "rope":
-            weights = self.weights(states[-1], tuple(self.key(s) for s in states))
+            weights = self.weights(states[-1], tuple(self.key(s) for s in states), logits)
             return [mix(states, a.unbind(-1)) for a in weights.unbind(-2)]
         q = self.query(states[-1]).unflatten(-1, (self.cfg.heads, self.width))
         W_K = self.key.weight.unflatten(0, (self.cfg.heads, self.width))
         reads = []
         for head, (q_h, W) in enumerate(zip(q.unbind(-2), W_K, strict=True)):
-            bias = None if self.bias is None else self.bias[head, : len(states)].flip(0)
+            by_age = None if self.bias is None else self.bias[head, : len(states)].flip(0)
+            bias = by_age if logits is None else added(None if by_age is None else by_age.unbind(), logits)
             absorbed = F.linear(q_h, W.mT)
             reads.append(depth_read(absorbed, states, key_norm_eps=None, scale=self.scale, bias=bias))
         return reads
@@ -93,7 +93,7 @@ class WindowRead(nn.Module):
         heads = tuple(v.unflatten(-1, (self.cfg.heads, self.width)) for v in values)
         return self.output(mix(heads, weights.unbind(-1)).flatten(-2))
 
-    def weights(self, state: Tensor, keys: States) -> Tensor:
+    def weights(self, state: Tensor, keys: States, logits: Logits = None) -> Tensor:
         """a (B, T, heads, n) of the current state over the window's keys (B, T, d)."""
         assert self.query is not None
         q, *k = (x.unflatten(-1, (self.cfg.heads, self.width)) for x in (self.query(state), *keys))
@@ -101,9 +101,11 @@ class WindowRead(nn.Module):
             layers = torch.arange(len(k), device=q.device)
             cos, sin = rotary_angles(layers, self.width, self.layout.rope_base, q.dtype)  # (n, 1, D/2)
             q, k = rotate(q, cos[-1], sin[-1]), [rotate(x, cos[j], sin[j]) for j, x in enumerate(k)]
-        bias = None
+        bias: Logits = None
         if self.bias is not None:
             bias = [b.expand(q.shape[:-1]) for b in self.bias[:, : len(k)].flip(1).unbind(1)]
+        if logits is not None:  # () or (B, T): the same for all heads
+            bias = added(bias, [x[..., None].expand(q.shape[:-1]) for x in logits])
         _, weights = depth_read(
             q, tuple(k), key_norm_eps=None, scale=self.scale, bias=bias, return_weights=True
         )

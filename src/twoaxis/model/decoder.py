@@ -17,7 +17,7 @@ from twoaxis.linear import Linear
 from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
-from twoaxis.types import DTYPES, Context, ParamRule
+from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
 
 
 class Decoder(nn.Module):
@@ -48,6 +48,7 @@ class Decoder(nn.Module):
         else:
             init_embedding(self.head, layout)
         self.checkpointing = False  # recompute each block in backward
+        self.depth_window: DepthRule | None = None  # see `depth_windows`
         name_slots(self)
 
     def forward(
@@ -86,7 +87,7 @@ class Decoder(nn.Module):
             segments, positions = cache.begin(tokens.shape[1], segments, positions)
         elif segments is not None and positions is None:
             positions = document_positions(segments)
-        return Context(segments, positions, cache)
+        return Context(segments, positions, cache, self.depth_window)
 
     def run(self, tokens: Tensor, ctx: Context, return_states: bool = False, last: int | None = None) -> Any:
         """The second half of `forward`, on tensors alone; with a cache, `cache.advance` has to follow."""

@@ -52,6 +52,7 @@ class TrainConfig:
     betas: Annotated[tuple[float, ...], "adamw's two averaging constants"] = (0.9, 0.95)
     eps: Annotated[float, "adamw's epsilon"] = 1e-8
     grad_clip: Annotated[float, "largest gradient norm, 0 for no clipping"] = 1.0
+    depth_loss: Annotated[float, "weight of the depth method's own loss term, if it has one"] = 0.0
     precision: Annotated[Precision, "autocast: bfloat16 products; bf16_master: bfloat16 weights too"] = (
         "float32"
     )
@@ -76,7 +77,7 @@ class TrainConfig:
         self._require("batch_size", self.tokens_per_step < 2**31, "less than 2**31 tokens in a step")
         for name in ("eval_every", "eval_tokens", "checkpoint_every"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more, or None")
-        for name in ("warmup_steps", "weight_decay", "grad_clip", "seed"):
+        for name in ("warmup_steps", "weight_decay", "grad_clip", "depth_loss", "seed"):
             self._require(name, 0 <= getattr(self, name) < float("inf"), "0 or more")
         self._require("seed", self.seed < 2**64, "0 to 2**64 - 1")
         for name in ("lr", "eps"):
@@ -84,6 +85,9 @@ class TrainConfig:
         for name in ("min_lr_ratio", "decay_fraction", "valid_fraction"):
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two below 1")
+        term = self.model.depth_config().loss_term
+        allowed = f"0: {self.model.depth} has no loss term of its own, as dynamic_window has"
+        self._require("depth_loss", bool(term) or self.depth_loss == 0, allowed)
         for name in self.loggers:
             self._require("loggers", name in LOGGERS, " or ".join(LOGGERS))
 

@@ -67,7 +67,9 @@ class Session:
         started, at = time.perf_counter(), self.progress
         batches = [next(self.loader) for _ in range(self.cfg.accumulation)]
         self.master.zero_grad()
-        loss, targets = accumulate(self.model, self.master, batches, self.cfg.precision)
+        loss, targets, terms = accumulate(
+            self.model, self.master, batches, self.cfg.precision, self.cfg.depth_loss
+        )
         norm = clip_gradients(self.master.named.values(), self.cfg.grad_clip)
         for what, value in (("loss", loss), ("norm of the gradient", norm)):
             if not math.isfinite(value):
@@ -79,7 +81,7 @@ class Session:
         at.tokens += self.cfg.tokens_per_step
         at.flops += self.flops_per_step
         at.seconds += time.perf_counter() - started
-        return asdict(at) | {"loss": loss, "lr": lr, "grad_norm": norm, "targets": targets}
+        return asdict(at) | {"loss": loss, "lr": lr, "grad_norm": norm, "targets": targets} | terms
 
     def validate(self, valid: TokenFile, max_tokens: int | None) -> dict[str, Any]:
         """The validation columns of a row."""
@@ -137,24 +139,43 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def accumulate(model: Decoder, master: Master, batches: list[Batch], precision: str) -> tuple[float, int]:
+def accumulate(
+    model: Decoder, master: Master, batches: list[Batch], precision: str, depth_loss: float = 0.0
+) -> tuple[float, int, dict[str, float]]:
     """Leave the gradient of the mean loss over all targets in `master`; that loss, the number of targets.
 
     Each batch's sum is divided by the total number of targets, so the result does not depend on how rows
-    are divided into batches. Without any target the loss and every gradient are 0.
+    are divided into batches. Without any target the loss and every gradient are 0. depth_loss: how much of
+    the depth method's own term is added to each token's loss; the loss returned is without, and the term's
+    mean over the targets comes by its name.
     """
-    device = model.embedding.weight.device
+    device, name = model.embedding.weight.device, model.cfg.depth_config().loss_term
     targets = sum(int((batch.targets != -100).sum()) for batch in batches)
-    losses = []
+    losses, terms = [], []
     for batch in batches:
         segments = None if batch.segments is None else batch.segments.to(device)
+        wanted = batch.targets.to(device)
         with computing_in(precision, device):
-            logits = model(batch.tokens.to(device), segments=segments)
-        loss = token_loss(logits, batch.targets.to(device)) / max(targets, 1)
+            logits, last = run_to_the_end(model, batch.tokens.to(device), segments)
+        loss = token_loss(logits, wanted) / max(targets, 1)
+        losses.append(loss.detach())
+        if name:
+            term = model.stream.loss_term(last)
+            term = term.masked_fill(wanted == -100, 0.0).sum() / max(targets, 1)
+            terms.append(term.detach())
+            loss = loss + depth_loss * term
         loss.backward()
         master.collect()
-        losses.append(loss.detach())
-    return sum(x.item() for x in losses), targets
+    means = {name: sum(x.item() for x in terms)} if name else {}
+    return sum(x.item() for x in losses), targets, means
+
+
+def run_to_the_end(model: Decoder, tokens: Tensor, segments: Tensor | None) -> tuple[Tensor, Any]:
+    """Logits, and the state after the last block for a method that has a loss term of its own."""
+    if not model.cfg.depth_config().loss_term:
+        return model(tokens, segments=segments), None
+    logits, states = model(tokens, segments=segments, return_states=True)
+    return logits, states[f"block.{model.cfg.n_blocks}"]
 
 
 def allow_graphs(n_blocks: int) -> None:

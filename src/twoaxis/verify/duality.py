@@ -16,7 +16,9 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.cache import Cache
-from twoaxis.depth.depth_window import DepthWindow, DepthWindowStream, WindowRead
+from twoaxis.depth.depth_window import DepthWindow
+from twoaxis.depth.window_read import WindowRead
+from twoaxis.depth.windowed import WindowedStream
 from twoaxis.model import Block, Decoder, ModelConfig
 from twoaxis.ops import depth_read, local_attention, mix
 from twoaxis.sequence import ShortSWA
@@ -110,7 +112,7 @@ def _trajectory(s: Setting, depth: str) -> tuple[Decoder, list[Tensor], list[Ten
 
 
 def _projections(model: Decoder) -> WindowRead:
-    assert isinstance(model.stream, DepthWindowStream)
+    assert isinstance(model.stream, WindowedStream)
     assert model.stream.window_read is not None
     return model.stream.window_read
 
