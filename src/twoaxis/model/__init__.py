@@ -4,12 +4,12 @@ from twoaxis.model.block import Block
 from twoaxis.model.compiled import compiled_step
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, token_loss
-from twoaxis.model.windows import depth_windows, expected_depth
 from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
 from twoaxis.model.generate import evaluating, generate, generate_stream, generate_text
 from twoaxis.model.presets import presets
 from twoaxis.model.sampling import choose, penalised
 from twoaxis.model.text import TextStream
+from twoaxis.model.windows import depth_windows, expected_depth
 
 __all__ = [
     "Block",
