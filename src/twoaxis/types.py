@@ -135,7 +135,7 @@ class Coordinates:
     """The duality paper's common coordinates of a method (arXiv 2603.16039, section 2.3)."""
 
     source: str  # what an earlier layer means: "stream", "branch", "block sum", "tokens"
-    weights: str  # "fixed", "static", "gated", "QK"
+    weights: str  # "fixed", "static", "gated", "QK, static Q" (a learned query), "QK"
     normalizer: str = "none"  # "none", "softmax", "sigmoid", "doubly stochastic"
     sharing: str = "per sublayer"
     injection: str = "add"  # "add", "replace", "rewrite", "mix", "gated"

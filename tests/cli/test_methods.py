@@ -101,6 +101,7 @@ def test_one_axis(capsys, axis):
         (["--n-blocks", "0"], "n_blocks=0: allowed is an integer of 1 or more"),
         (["--d-model", "wide"], "wide"),
         (["--dmodel", "64"], "--d-model"),
+        (["--json", "--markdown"], "allowed is one of them"),
     ],
     ids=str,
 )
@@ -125,3 +126,25 @@ def test_under_an_ascii_locale():
     assert done.stdout.isascii()
     assert b"hyper_connections" in done.stdout
     assert done.stderr == b""
+
+
+def test_the_map_as_markdown(capsys):
+    assert main(["methods", "--markdown"]) == 0
+    out = capsys.readouterr().out
+    for axis in AXES:
+        assert f"### The {axis} axis" in out
+        for name in twoaxis.methods(axis):
+            assert out.count(f"[{name}]({name}.md)") == 2  # at a glance, and with its coordinates
+
+
+def test_figures_are_written(capsys, tmp_path):
+    assert main(["methods", "--figures", str(tmp_path / "new")]) == 0
+    names = {name for axis in AXES for name in twoaxis.methods(axis)}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {f"{name}.svg" for name in names}
+    assert f"wrote {len(names)} figures" in capsys.readouterr().out
+
+
+def test_figures_need_a_folder(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["methods", "--figures", str(tmp_path / "file")]) == 2
+    assert "name a folder" in capsys.readouterr().err

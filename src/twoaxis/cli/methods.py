@@ -6,6 +6,7 @@ import dataclasses
 import json
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from twoaxis.errors import InputError
@@ -31,10 +32,23 @@ class Args:
     """Tokens of the one sequence at which costs are given."""
     json: bool = False
     """Print JSON instead of tables."""
+    markdown: bool = False
+    """Print the map of both axes as Markdown instead: the tables of docs/methods/index.md."""
+    figures: Path | None = None
+    """Write a figure of who reads whom for each method of both axes to this folder instead, as SVG."""
 
 
 def run(args: Args) -> int:
-    """Print the list; 0."""
+    """Print the list, or the map, or write the figures; 0."""
+    if args.json + args.markdown + (args.figures is not None) > 1:
+        raise InputError("--json, --markdown and --figures: allowed is one of them")
+    if args.markdown:
+        from twoaxis.study.map import tables
+
+        print(tables(), end="")
+        return 0
+    if args.figures is not None:
+        return _write(args.figures)
     from twoaxis import ModelConfig, methods
 
     cfg = ModelConfig(d_model=args.d_model, n_blocks=args.n_blocks, n_heads=args.n_heads)
@@ -91,6 +105,23 @@ def describe(axis: Axis, name: str, cfg: ModelConfig, seq_len: int) -> dict[str,
         "coordinates": dataclasses.asdict(config.coordinates()),
         **numbers,
     }
+
+
+def _write(folder: Path) -> int:
+    """Every figure, as a file of its own."""
+    from twoaxis.data.files import write_atomically
+    from twoaxis.study.figures import figures
+
+    made = figures()
+    try:
+        for name, svg in made.items():
+            write_atomically(folder / name, [svg.encode()])
+    except OSError as error:
+        raise InputError(
+            f"--figures {folder}: cannot write there ({error.strerror}); name a folder"
+        ) from None
+    print(f"wrote {len(made)} figures to {folder}")
+    return 0
 
 
 def _show(listed: dict[Any, list[dict[str, Any]]], size: str) -> None:

@@ -121,7 +121,7 @@ class AttnRes(Connection):
         def coordinates(self) -> Coordinates:
             return Coordinates(
                 source="branch" if self.size == 1 else "block sum",
-                weights="static" if self.query == "static" else "QK",
+                weights="QK, static Q" if self.query == "static" else "QK",
                 normalizer="softmax",
                 injection="replace",
                 reads_per_block=2,

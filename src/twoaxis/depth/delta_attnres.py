@@ -109,7 +109,7 @@ class DeltaAttnRes(Connection):
         def coordinates(self) -> Coordinates:
             return Coordinates(
                 source="branch" if self.form == "sublayer" else "block sum",
-                weights="static",
+                weights="QK, static Q",
                 normalizer="softmax",
                 injection="add" if self.gate == "none" else "gated",
                 reads_per_block=2,
