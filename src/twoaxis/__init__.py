@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twoaxis.cost import cost
     from twoaxis.errors import InputError, RunError
     from twoaxis.model import Decoder, ModelConfig, load, save
+    from twoaxis.model.freeze import axis_shares, freeze_axes
     from twoaxis.model.generate import generate, generate_stream, generate_text
     from twoaxis.model.presets import presets
     from twoaxis.model.windows import depth_windows, expected_depth
@@ -32,6 +33,7 @@ _HOMES = {
     **dict.fromkeys(("InputError", "RunError"), "errors"),
     **dict.fromkeys(("Decoder", "ModelConfig", "generate", "generate_stream", "generate_text"), "model"),
     **dict.fromkeys(("load", "presets", "save", "depth_windows", "expected_depth"), "model"),
+    **dict.fromkeys(("axis_shares", "freeze_axes"), "model"),
     **dict.fromkeys(("methods", "parse_spec", "register", "unregister"), "spec"),
     **dict.fromkeys(("Context", "Coordinates", "Cost", "Layout", "ParamRule", "Reads"), "types"),
     **dict.fromkeys(("Shape", "TensorSpec"), "types"),
@@ -51,11 +53,13 @@ __all__ = [
     "TensorSpec",
     "TrainConfig",
     "__version__",
+    "axis_shares",
     "compare",
     "cost",
     "depth",
     "depth_windows",
     "expected_depth",
+    "freeze_axes",
     "generate",
     "generate_stream",
     "generate_text",

@@ -190,9 +190,13 @@ def document_positions(segments: Tensor, last: dict[str, Tensor] | None = None) 
 
 
 class Remembers:
-    """Mixin of a module with memory over tokens. The model that owns it sets `slot_name` once."""
+    """Mixin of a module with memory over tokens. The model that owns it sets `slot_name` once.
+
+    remembers: False in a module that was built without what it would keep.
+    """
 
     slot_name: str = ""
+    remembers: bool = True
 
     def new_slot(
         self,
@@ -209,7 +213,7 @@ class Remembers:
 def remembering(model: nn.Module) -> Iterator[tuple[str, Remembers]]:
     """Every module of a model that keeps memory over tokens, with its name."""
     for name, module in model.named_modules():
-        if isinstance(module, Remembers):
+        if isinstance(module, Remembers) and module.remembers:
             yield name, module
 
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train one model",
     "eval": "score a trained run on a text",
     "generate": "let a trained run write on",
+    "freeze": "set each block of a trained hybrid to one axis",
     "report": "write the report of a comparison again, from its folder",
     "methods": "list the methods of both axes, with options and costs",
     "verify": "show in numbers that the two axes are one operator",

@@ -2,6 +2,7 @@
 
 from twoaxis.depth.additive import Additive
 from twoaxis.depth.attnres import AttnRes
+from twoaxis.depth.axis_gate import AxisGate
 from twoaxis.depth.connection import (
     Connection,
     DepthConfig,
@@ -21,6 +22,7 @@ from twoaxis.depth.depth_window import DepthWindow
 from twoaxis.depth.dynamic_window import DynamicWindow
 from twoaxis.depth.elc_bert import ELCBert
 from twoaxis.depth.history import History, named_tensors
+from twoaxis.depth.hybrid import Hybrid
 from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.depth.lime import LIMe
 from twoaxis.depth.mhc import MHC
@@ -37,6 +39,7 @@ __all__ = [
     "MHC",
     "Additive",
     "AttnRes",
+    "AxisGate",
     "Connection",
     "DeltaAttnRes",
     "DenseFormer",
@@ -47,6 +50,7 @@ __all__ = [
     "DynamicWindow",
     "ELCBert",
     "History",
+    "Hybrid",
     "HyperConnections",
     "LIMe",
     "MUDDFormer",

@@ -37,6 +37,13 @@ class DepthConfig(spec.Config):
         """What the method costs over the whole network, its pre-norms and final norm included."""
         raise NotImplementedError
 
+    def frozen(self, shares: Sequence[float | None], n_blocks: int) -> DepthConfig:
+        """These options with every gate between the two axes set for good, by each block's share of the sequence.
+
+        shares: one for each of the network's blocks; None leaves a block as it is.
+        """
+        raise InputError(f"{self.name} has no gate between the two axes to freeze, as hybrid has")
+
     def core_options(self, kind: str, block: int, n_blocks: int) -> dict[str, Any]:
         """How the core called `kind` in `block` is built differently, in the options of `Mixer`."""
         return {}

@@ -5,6 +5,7 @@ from twoaxis.model.compiled import compiled_step
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, token_loss
 from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
+from twoaxis.model.freeze import axis_shares, freeze_axes
 from twoaxis.model.generate import evaluating, generate, generate_stream, generate_text
 from twoaxis.model.presets import presets
 from twoaxis.model.sampling import choose, penalised
@@ -16,11 +17,13 @@ __all__ = [
     "Decoder",
     "ModelConfig",
     "TextStream",
+    "axis_shares",
     "choose",
     "compiled_step",
     "depth_windows",
     "evaluating",
     "expected_depth",
+    "freeze_axes",
     "generate",
     "generate_stream",
     "generate_text",

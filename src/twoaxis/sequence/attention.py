@@ -4,6 +4,7 @@
     y = W_o softmax(q k^T / sqrt(D)) v           over the last `window` positions, the current one included
 
 `project` and `attend` are the two halves; methods that reach inside attention put their work between them.
+`attend` is `gather`, all before W_o, and `finish`.
 """
 
 from __future__ import annotations
@@ -35,24 +36,34 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         super().__init__(cfg, layout, block, **options)
         self.n_heads, self.n_kv_heads, self.width = cfg.heads(layout)
         self.value_width, self.rotated = cfg.value_width(layout), cfg.rotated(layout)
-        self.window = cfg.window_in(block)
+        self.window, self.remembers = cfg.window_in(block), self.token_read
         d = layout.d_model
         self.sizes = [self.n_heads * self.width, self.n_kv_heads * self.width]  # rows of W_q, W_k, W_v
         if cfg.value == "linear" and self.value_projection:
             self.sizes.append(self.n_kv_heads * self.width)
-        self.qkv = Linear(d, sum(self.sizes))
+        if self.token_read:
+            self.qkv = Linear(d, sum(self.sizes))
         linear = cfg.output == "linear"
         self.out = Linear(self.n_heads * self.value_width, d) if linear else nn.Identity()
+        if self.token_read:
+            self._build_inside(cfg, layout, options)
+
+    def _build_inside(self, cfg: Any, layout: Layout, options: dict[str, Any]) -> None:
+        """What stands between the projections."""
         self.norm = cfg.norm(layout)
         q, k = (self.width, self.width) if self.norm == "head" else self.sizes[:2]
         self.q_norm = nn.Identity() if self.norm == "none" else RMSNorm(q, layout.norm_eps)
         self.k_norm = nn.Identity() if self.norm == "none" else RMSNorm(k, layout.norm_eps)
-        self.mixers = build_inner(cfg, layout, block, options)
+        self.mixers = build_inner(cfg, layout, self.block, options)
 
     def output_layers(self) -> list[nn.Linear]:
         return [self.out] if isinstance(self.out, nn.Linear) else []
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
+        if not self.token_read:
+            raise InputError(
+                "this attention has W_o alone: its depth method must give `finish` what it projects"
+            )
         q, k, v = self.project(reads, ctx)
         if v is None:
             raise InputError("this attention has no W_v: its depth method must put values between its halves")
@@ -99,6 +110,10 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """y (B, T, d) from q, k, v as `project` gives them; the cache keeps the rotated keys and the values."""
+        return self.finish(self.gather(q, k, v, ctx))
+
+    def gather(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """What W_o projects, the heads side by side, (B, T, H * width of values)."""
         if self.mixers:
             q, k, v = self._mixed(q, k, v, ctx)
         positions, turn = self.positions(q, ctx), lambda: self.angles(positions, q.dtype)
@@ -112,8 +127,11 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
                 q, k = rotate(torch.cat((q, k), 2), cos, sin).split_with_sizes(sizes, 2)
         k, v, segments = self.remember(k, v, ctx)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
-        y = self.read(q, k, v, segments, positions)
-        y = self.out(y.transpose(1, 2).flatten(2))
+        return self.read(q, k, v, segments, positions).transpose(1, 2).flatten(2)
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """y (B, T, d): W_o, and dropout in training."""
+        y: Tensor = self.out(heads)
         return F.dropout(y, self.layout.dropout) if self.training else y
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

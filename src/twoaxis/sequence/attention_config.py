@@ -136,6 +136,8 @@ class AttentionConfig(HostConfig):
     def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
         layout = shape.layout
         h, _, width = self.heads(layout)
+        if not options.get("token_read", True):
+            return self._output_cost(shape)
         numbers = self.projections(layout, options.get("value_projection", True))
         scores = (
             2 * h * (width + self.value_width(layout)) * self.pairs(shape.seq_len, block) * shape.batch_size
@@ -148,6 +150,13 @@ class AttentionConfig(HostConfig):
             decode_state_bytes=self.state_bytes(shape, block),
         )
         return own + self.inner_cost(shape, block, options)
+
+    def _output_cost(self, shape: Shape) -> Cost:
+        """Of W_o alone."""
+        h, d = self.heads(shape.layout)[0], shape.layout.d_model
+        numbers = h * self.value_width(shape.layout) * d if self.output == "linear" else 0
+        flops = 2 * numbers * shape.tokens
+        return Cost(parameters=numbers, flops_forward=flops, flops_backward=2 * flops)
 
     def state_bytes(self, shape: Shape, block: int) -> int:
         """Bytes of the keys and values that decoding keeps."""

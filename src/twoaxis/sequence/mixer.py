@@ -61,6 +61,7 @@ class Mixer(nn.Module, ABC):
     Some depth methods ask for a core that is built differently, and a core heeds what concerns it:
     output_scale: a factor on the init of the output projection. hidden_scale: a factor on the inner width of
     an MLP. value_projection: False leaves out an attention's W_v; the method then supplies the values.
+    token_read: False leaves out all of an attention but W_o; the method then supplies what W_o projects.
     """
 
     Config: ClassVar[type[SequenceConfig]] = SequenceConfig
@@ -77,11 +78,12 @@ class Mixer(nn.Module, ABC):
         output_scale: float = 1.0,
         hidden_scale: float = 1.0,
         value_projection: bool = True,
+        token_read: bool = True,
     ) -> None:
         super().__init__()
         self.cfg, self.layout, self.block = cfg, layout, block
         self.output_scale, self.hidden_scale = output_scale, hidden_scale
-        self.value_projection = value_projection
+        self.value_projection, self.token_read = value_projection, token_read
         self.writes_stream = True  # False for a mixer inside another: its output is not added to the stream
 
     @property

@@ -132,9 +132,10 @@ class ShortSWA(SoftmaxAttention):
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)
-        bias = torch.zeros(self.n_heads, self.window) if cfg.position == "bias" else None
+        biased, sinks = cfg.position == "bias" and self.token_read, cfg.sink and self.token_read
+        bias = torch.zeros(self.n_heads, self.window) if biased else None
         self.position_bias = None if bias is None else nn.Parameter(bias)
-        self.sink_logits = nn.Parameter(torch.zeros(self.n_heads)) if cfg.sink else None
+        self.sink_logits = nn.Parameter(torch.zeros(self.n_heads)) if sinks else None
         if cfg.start == "zero":
             self.output_scale = 0.0
 
