@@ -40,6 +40,13 @@ def test_every_depth_page_says_how_it_relates_to_short_swa(name: str) -> None:
     )
 
 
+def test_every_instance_of_attention_over_depth_names_its_test() -> None:
+    rows = [line for line in page("index").splitlines() if re.search(r"`(tests/\S+|test_\w+)` \|$", line)]
+    for name, method in twoaxis.methods("depth").items():
+        if not method.Config().coordinates().short_swa.startswith("no"):
+            assert [row for row in rows if f"[`{name}`]" in row], name
+
+
 def test_every_option_is_on_the_page() -> None:
     missing = [
         f"{name}: {option}"

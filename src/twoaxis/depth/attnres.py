@@ -125,10 +125,22 @@ class AttnRes(Connection):
                 normalizer="softmax",
                 injection="replace",
                 reads_per_block=2,
-                short_swa="extended: over branch outputs, "
-                + ("a constant coordinate for q, " if self.query == "static" else "")
-                + "normed keys, W_V = I",
+                short_swa=self._relation(),
             )
+
+        def _relation(self) -> str:
+            """The read as attention over a stack, see docs/methods/index.md."""
+            says = {
+                f"over {'branch outputs' if self.size == 1 else 'block sums and the open one'}": True,
+                f"window = {self.window_sources}": self.window_sources is not None,
+                "a sink": self.window_sources is not None and self.sink,
+                f"{self.heads} heads": self.heads > 1,
+                "a constant coordinate for q": self.query == "static",
+                "normed keys": self.key_rank is None,
+                f"keys of the last {self.key_rank} features, normed": self.key_rank is not None,
+                "W_V = I": True,
+            }
+            return "extended: " + ", ".join(text for text, so in says.items() if so)
 
         def standard_start(self) -> StandardStart:
             if self.window_sources is not None:
