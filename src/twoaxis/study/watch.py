@@ -52,3 +52,11 @@ class WatchedAttention(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         self.watch.saw(q, k, v)
         return self.watch.output
+
+    def gather(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        self.watch.saw(q, k, v)
+        return leaf(2)
+
+    def finish(self, heads: Tensor) -> Tensor:
+        self.watch.saw(heads)
+        return self.watch.output
