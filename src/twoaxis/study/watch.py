@@ -37,7 +37,7 @@ class Watch:
 
 
 class WatchedAttention(Attention):
-    """An attention whose halves tell what they are given: methods that reach inside put work between them."""
+    """An attention that tells what its first and its last part are given: methods that reach inside work between."""
 
     watch: Watch
 
@@ -48,14 +48,6 @@ class WatchedAttention(Attention):
     def project(self, reads: Reads, ctx: Context | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         self.watch.saw(reads.x, reads.key, reads.value)
         return super().project(reads, ctx)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        self.watch.saw(q, k, v)
-        return self.watch.output
-
-    def gather(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        self.watch.saw(q, k, v)
-        return leaf(2)
 
     def finish(self, heads: Tensor) -> Tensor:
         self.watch.saw(heads)
