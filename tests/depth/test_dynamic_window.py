@@ -54,6 +54,7 @@ def test_equation(ramp, options):
     states = [torch.randn(2, 4, d, dtype=torch.float64) for _ in range(kept)]
     history = History(tuple(states), tuple(range(n - kept, n)))
     h, H = states[-1], connection.cfg.heads
+    assert n > K_max
     u = (h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()) @ chooser.weight[0] + chooser.bias
     K = 1 + (K_max - 1) * u.sigmoid()
     age = torch.arange(kept - 1, -1, -1)
@@ -106,7 +107,7 @@ def test_gates_multiply_on_the_way_back():
 def test_states_that_no_token_reads_are_dropped(monkeypatch):
     """K_t <= 2 for every token: the read gets two states of eight, and gives what it would with all."""
     model = decoder("dynamic_window(window_blocks=8)", 8)
-    set_choices(model, math.log(1 / 13))  # sigmoid 1/14: K_t = 1.5
+    set_choices(model, math.log(1 / 7))  # sigmoid 1/8: K_t = 1 + l / 8 <= 2
     read, seen = model.stream.window_read, []
     forward = read.forward
     monkeypatch.setattr(
@@ -141,8 +142,8 @@ def test_keeps_at_most_the_window_and_its_ramp(options, most):
 
 def test_expected_depth_is_reported():
     model = decoder("dynamic_window(window_blocks=4)")
-    set_choices(model, 0.0)  # K_t = 2.5 of every token, and no more than there is
-    assert twoaxis.expected_depth(model, rows(model)) == [None, 2.0, 2.5, 2.5, 2.5]
+    set_choices(model, 0.0)  # every token in the middle of what there is, or of the window
+    assert twoaxis.expected_depth(model, rows(model)) == [None, 1.5, 2.0, 2.5, 2.5]
     x = rows(model)
     model = decoder("dynamic_window(window_blocks=4)")
     segments = torch.tensor([[0] * 5 + [-1] * 2, [0] * 7])

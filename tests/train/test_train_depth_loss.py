@@ -11,6 +11,7 @@ from twoaxis.train.precision import Master
 from twoaxis.train.session import accumulate
 
 METHOD = "dynamic_window(window_blocks=3)"
+START = (1.5 + 2) / 2 / 3  # every K_t starts in the middle of 1 .. 2 and of 1 .. 3
 
 
 def model_of(depth):
@@ -33,16 +34,13 @@ def test_the_term_is_a_mean_over_targets_however_rows_are_batched():
     whole = batch_of(3, 7)
     _, states = model(whole.tokens, return_states=True)
     share = model.stream.loss_term(states["block.3"])[whole.targets != -100].mean()
-    assert (
-        together[1] == pytest.approx(share.item()) == pytest.approx(2 / 3)
-    )  # every K_t starts in the middle, at 2
+    assert together[1] == pytest.approx(share.item()) == pytest.approx(START)
     plain = gradients(model, [whole], 0.0)
     assert plain[0] == together[0]  # the loss that is logged is the cross-entropy alone
     name = "blocks.1.connections.0.chooser.bias"
-    assert together[2][name] - plain[2][name] == pytest.approx(
-        0.5 * 2 / 3 / 4 / 2
-    )  # d share / dc = 2/3 * s (1 - s) / 2
-    assert apart[1] == pytest.approx(2 / 3)
+    own = 0.5 * (1 / 4) / 3 / 2  # weight * dK_t/dc of one gap / K_max / blocks that choose
+    assert together[2][name] - plain[2][name] == pytest.approx(own)
+    assert apart[1] == pytest.approx(START)
 
 
 def test_windows_shrink_under_the_term(tiny, tmp_path):
@@ -53,7 +51,7 @@ def test_windows_shrink_under_the_term(tiny, tmp_path):
         train(cfg, tmp_path / str(weight))
         rows = read_metrics(tmp_path / str(weight) / "metrics.jsonl")
         shares.append([row["window_share"] for row in rows])
-    assert shares[0][0] == shares[1][0] == pytest.approx(2 / 3)
+    assert shares[0][0] == shares[1][0] == pytest.approx(START)
     assert shares[1][-1] < 0.95 * shares[0][-1]
 
 

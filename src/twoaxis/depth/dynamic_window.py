@@ -1,6 +1,6 @@
 """Dynamic depth window: each token decides how far back over the block states it reads.
 
-K_t = 1 + (K_max - 1) sigmoid(u_l . rms(h(l)) + c_l)                                       per block and token
+K_t = 1 + (K_l - 1) sigmoid(u_l . rms(h(l)) + c_l),   K_l = min(K_max, l + 1)               per block and token
 m_z = clip((R + K_t - 1 - z) / R, 0, 1)                      of the state z blocks ago; m_0 = 1; R is the ramp
 a_j = m_{l-j} exp(s_j) / sum_i m_{l-i} exp(s_i),  s_j = q . k_j / sqrt(D),   z_t = sum_j a_j v_j
 
@@ -105,7 +105,7 @@ class DynamicWindow(Windowed):
         super().__init__(cfg, layout, block, index, shared)
         chooses = self.opens and block > 0
         made = SoftWindow if cfg.form == "soft" else Gates
-        self.chooser = made(cfg, layout, cfg.choices(block)) if chooses else None
+        self.chooser = made(cfg, layout, block) if chooses else None
         self.part = 1 / (cfg.window_blocks * max(layout.n_blocks - 1, 1))  # of K_t in the network's mean
 
     def chosen(self, state: State, ctx: Context) -> tuple[States, Logits, Tensor | None]:
@@ -124,9 +124,8 @@ class DynamicWindow(Windowed):
         return self.window_read(states, logits)
 
     def expected_depth(self, state: State, ctx: Context) -> Tensor | None:
-        """K_t (B, T), at most the states that there are; with gates 1 + g_1 + g_1 g_2 + .."""
-        K = self.chosen(state, ctx)[-1]
-        return None if K is None else K.clamp(max=len(state["sources"]))
+        """K_t (B, T); with gates 1 + g_1 + g_1 g_2 + .."""
+        return self.chosen(state, ctx)[-1]
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
         if not self.opens:
@@ -150,9 +149,10 @@ class DynamicWindow(Windowed):
 class SoftWindow(nn.Module):
     """K_t and the logarithms of m_0, m_1, ..; u (d,) and c start at zero, so K_t in the middle."""
 
-    def __init__(self, cfg: Any, layout: Layout, choices: int) -> None:
+    def __init__(self, cfg: Any, layout: Layout, block: int) -> None:
         super().__init__()
-        self.cfg, self.eps = cfg, layout.norm_eps
+        self.ramp, self.eps = cfg.ramp_blocks, layout.norm_eps
+        self.most, choices = min(cfg.window_blocks, block + 1), cfg.choices(block)
         self.weight = nn.Parameter(torch.zeros(choices, layout.d_model))
         self.bias = nn.Parameter(torch.zeros(choices))
 
@@ -166,9 +166,9 @@ class SoftWindow(nn.Module):
 
         Leaving them out reads a number off the device; under torch.compile and on meta tensors all n stay.
         """
-        R = self.cfg.ramp_blocks
+        R = self.ramp
         with full_precision(h):
-            K = 1 + (self.cfg.window_blocks - 1) * self.scores(h).squeeze(-1).sigmoid()
+            K = 1 + (self.most - 1) * self.scores(h).squeeze(-1).sigmoid()
             if K.numel() and K.device.type != "meta" and not torch.compiler.is_compiling():
                 n = min(n, math.ceil(R + K.max().item() - 1))
             return K, [K.new_zeros(()), *(_log((R + K - 1 - z) / R) for z in range(1, n))]
