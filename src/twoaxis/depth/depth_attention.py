@@ -77,9 +77,9 @@ class DepthAttention(Connection):
             return [j for j in range(n) if j % stride == 0 or j >= n - self.recent_attentions]
 
         def kept(self, layout: Layout, done: int) -> list[int]:
-            """Of the first `done` attentions those that a later one reads."""
-            later = range(done, len(attentions_before(layout, layout.n_blocks)))
-            return [j for j in range(done) if any(j in self.anchors(layout, n) for n in later)]
+            """Of the first `done` attentions those that a later one reads: all that the next one does."""
+            last = len(attentions_before(layout, layout.n_blocks))
+            return self.anchors(layout, done) if done < last else []
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks; `tensor` is like the stream."""
