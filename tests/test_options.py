@@ -89,6 +89,7 @@ FIELDS = {
     "dropout": 0.5,
     "init_std": 0.1,
     "state_dtype": "bfloat16",
+    "history": "int8",
 }
 
 
@@ -135,7 +136,10 @@ def test_every_entry_is_an_option() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(twoaxis.ModelConfig)])
 def test_field_of_the_model_changes_the_output_and_is_saved(name: str, tmp_path: Path) -> None:
-    base, other = Case("additive").config(), Case("additive").config(**{name: FIELDS[name]})
+    case = Case(
+        "attnres" if name == "history" else "additive"
+    )  # the one method keeps a history, the other none
+    base, other = case.config(), case.config(**{name: FIELDS[name]})
     assert getattr(other, name) == FIELDS[name] != getattr(base, name)
     dtype = torch.float32 if name == "state_dtype" else torch.float64
     assert differ(outputs(base, dtype), outputs(other, dtype))

@@ -71,7 +71,8 @@ class TensorSpec:
         count = 1
         for size in self.shape:
             count *= size
-        return count * DTYPES[self.dtype].itemsize
+        itemsize: int = getattr(torch, self.dtype).itemsize
+        return count * itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ class Layout:
     """The model around a method: its width and, for each block, the specs of its sublayers.
 
     blocks: one tuple of sequence-axis specs per block, e.g. (("attention", "mlp(hidden=64)"),) * 12.
+    history: how a depth method keeps earlier layers, "full" as they are (see `depth/history_spec.py`).
     """
 
     d_model: int
@@ -91,6 +93,7 @@ class Layout:
     dropout: float = 0.0
     init_std: float = 0.02
     state_dtype: str = "float32"
+    history: str = "full"
 
     @property
     def n_blocks(self) -> int:

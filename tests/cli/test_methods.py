@@ -64,6 +64,11 @@ def test_numbers_are_those_of_models(capsys):
         extra = model.new_cache(1, 10).nbytes - plain.new_cache(1, 10).nbytes
         assert row["decode_state_bytes"] == extra
         assert row["standard_start"] in ("exact", "up to eps", "no")
+        for history, told in row["history_bytes_per_token"].items():
+            stream = built(depth=row["name"], history=history).stream
+            sizes = [sum(t.nbytes for t in stream.state_spec(i, 1, 10).values()) for i in range(4)]
+            assert told * 10 == max(sizes)
+        assert bool(row["history_bytes_per_token"]) == model.cfg.depth_config().keeps_history
     for row in data["sequence"]:
         model = built(sequence=[row["name"]], n_blocks=1)
         assert row["parameters_per_sublayer"] == sum(p.numel() for p in model.blocks[0].cores.parameters())
@@ -84,6 +89,7 @@ def test_the_table_fits(capsys, monkeypatch, columns):
             assert method.equation.split()[0] in text
     flat = " ".join(text.split())
     assert "options: none" in flat
+    assert "history, bytes per token at a block boundary: full 51,200, bfloat16 25,600" in flat
     assert "hidden=None (int or None), act='swiglu' ('swiglu' or 'gelu'" in flat
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from twoaxis import Context, Decoder, ModelConfig
 from twoaxis.depth import build
+from twoaxis.depth.stored import plain_parts
 
 CTX = Context()
 
@@ -39,3 +40,23 @@ def model(spec: str, n_blocks: int = 2, **options: Any) -> Decoder:
     return Decoder(
         ModelConfig(vocab_size=17, d_model=24, n_blocks=n_blocks, n_heads=2, depth=spec, **options)
     )
+
+
+def saved_bytes(depth: str, n_blocks: int, tokens: int = 3, **options: Any) -> int:
+    """Bytes saved for backward by one forward pass: every storage once, parameters excluded."""
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=11, d_model=64, n_blocks=n_blocks, n_heads=2, depth=depth, **options)
+    made = Decoder(config)
+    own = {p.untyped_storage().data_ptr() for p in made.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        for part in plain_parts(tensor).values():
+            kept[part.untyped_storage().data_ptr()] = part.untyped_storage()
+        return tensor
+
+    given = torch.zeros(1, tokens, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = made.loss(given, given)
+    loss.backward()
+    return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)

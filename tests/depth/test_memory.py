@@ -1,29 +1,7 @@
 """Training memory: the bytes that a step saves for backward, as the network grows deeper."""
 
 import pytest
-import torch
-
-import twoaxis
-
-
-def saved_bytes(depth: str, n_blocks: int) -> int:
-    """Bytes saved for backward by one forward pass: every storage once, parameters excluded."""
-    torch.manual_seed(0)
-    config = twoaxis.ModelConfig(vocab_size=11, d_model=64, n_blocks=n_blocks, n_heads=2, depth=depth)
-    model = twoaxis.Decoder(config)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage
-        return tensor
-
-    tokens = torch.zeros(1, 3, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model.loss(tokens, tokens)
-    loss.backward()
-    return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)
+from points import saved_bytes
 
 
 @pytest.mark.parametrize(
@@ -42,7 +20,10 @@ def saved_bytes(depth: str, n_blocks: int) -> int:
         "attnres(key_rank=8)",
     ],
 )
-def test_saved_bytes_grow_linearly_with_depth(depth):
-    few, some, many = (saved_bytes(depth, n) for n in (12, 24, 48))
+@pytest.mark.parametrize("history", ["full", "int8"])
+def test_saved_bytes_grow_linearly_with_depth(depth, history):
+    if depth == "additive" and history != "full":
+        pytest.skip("additive keeps no history")
+    few, some, many = (saved_bytes(depth, n, history=history) for n in (12, 24, 48))
     early, late = (some - few) / 12, (many - some) / 24
     assert late == pytest.approx(early, rel=0.15)

@@ -24,6 +24,7 @@ OTHER = {
     "dropout": 0.1,
     "init_std": 0.0,
     "state_dtype": "bfloat16",
+    "history": "int8",
 }
 VALUES = {"None": None, "False": False, "0": 0, "empty list": [], "default": ..., "another": "other"}
 
@@ -34,7 +35,7 @@ def test_every_field_is_kept_or_refused(field, kind):
     # pitfall (Configuration): each field set to None, False, 0, empty list, the default, a non-default
     value = {"default": getattr(DEFAULTS, field), "another": OTHER[field]}.get(kind, VALUES[kind])
     try:
-        cfg = ModelConfig(**{field: value})
+        cfg = ModelConfig(**{"depth": "attnres" if field == "history" else "additive", field: value})
     except InputError as error:
         assert kind not in ("default", "another")
         assert field in str(error) or field == "depth"  # noqa: PT017

@@ -107,6 +107,20 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(text, tmp_path):
     assert (cfg.model.d_model, cfg.model.n_blocks, cfg.model.vocab_size) == (16, 2, 256)
 
 
+def test_a_history_is_trained_saved_and_refused_where_there_is_none(text, tmp_path, capsys):
+    assert train(text, tmp_path / "a", "--depth", "attnres", "--history", "window(3), int8, recompute") == 0
+    model = load_run(tmp_path / "a")[0]
+    assert (model.cfg.depth, model.cfg.history) == ("attnres(window_sources=3)", "int8, recompute")
+    assert (
+        yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["model"]["history"] == "int8, recompute"
+    )
+    said(capsys)
+    assert train(text, tmp_path / "b", "--history", "int8") == 2
+    error = said(capsys)[1]
+    assert error.count("\n") == 1
+    assert "additive keeps no history; allowed is 'full'" in error
+
+
 def test_every_field_is_a_flag_with_help():
     flags = {f.name for f in dataclasses.fields(command.Args)}
     fields = {f.name for config in (TrainConfig, ModelConfig) for f in dataclasses.fields(config)}

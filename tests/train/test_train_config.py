@@ -67,6 +67,10 @@ def test_unknown_and_misplaced_fields_are_refused(data, words):
     ("change", "words"),
     [
         ({"steps": 0}, "steps=0"),
+        (
+            {"compile": True, "model": ModelConfig(depth="attnres", history="int8")},
+            "compile=True): allowed is False with a history in fewer bits",
+        ),
         ({"steps": True}, "steps=True"),
         ({"seed": 2**64}, "0 to 2**64 - 1"),
         ({"steps": 1.5}, "steps=1.5"),

@@ -84,6 +84,7 @@ def describe(axis: Axis, name: str, cfg: ModelConfig, seq_len: int) -> dict[str,
         numbers = {
             "extra_parameters": total.parameters - standard.parameters,
             "boundary_bytes_per_token": {k: v / seq_len for k, v in total.boundary_bytes.items()},
+            "history_bytes_per_token": _history_bytes(dataclasses.replace(cfg, depth=name)),
             "standard_start": config.standard_start(),
             "decode_state_bytes": total.decode_state_bytes - standard.decode_state_bytes,
         }
@@ -124,6 +125,23 @@ def _write(folder: Path) -> int:
     return 0
 
 
+def _history_bytes(cfg: ModelConfig) -> dict[str, float]:
+    """Bytes of one token's state at the largest block boundary, for each way to keep the history; empty: none."""
+    from twoaxis.cost import cost
+    from twoaxis.depth.stored import STORED_DTYPES
+
+    if not cfg.depth_config().keeps_history:
+        return {}
+    found = {}
+    for history in ("full", *STORED_DTYPES, "window(4)", "block_sums(3)"):
+        kind, _, count = history.rstrip(")").partition("(")
+        if not count or cfg.depth_config().history_options(kind, int(count)):
+            found[history] = float(
+                cost(dataclasses.replace(cfg, history=history), 1, 1).boundary_bytes["full"]
+            )
+    return found
+
+
 def _show(listed: dict[Any, list[dict[str, Any]]], size: str) -> None:
     from rich.console import Console
 
@@ -133,8 +151,10 @@ def _show(listed: dict[Any, list[dict[str, Any]]], size: str) -> None:
         for row in rows:
             options = ", ".join(f"{o['name']}={o['default']!r} ({o['allowed']})" for o in row["options"])
             place = ", ".join(f"{k.replace('_', ' ')}: {v}" for k, v in row["coordinates"].items())
+            kept = ", ".join(f"{k} {v:,.0f}" for k, v in row.get("history_bytes_per_token", {}).items())
+            history = [f"history, bytes per token at a block boundary: {kept}"] if kept else []
             console.print(f"{row['name']}    {row['source']}", style="bold")
-            for line in (row["equation"], f"options: {options or 'none'}", place):
+            for line in (row["equation"], f"options: {options or 'none'}", place, *history):
                 console.print(textwrap.indent(textwrap.fill(line, console.width - 4), "    "))
         console.print()
 

@@ -40,6 +40,7 @@ MODEL = {
     "dropout": "share dropped of every core's output",
     "init_std": "standard deviation of initial weights",
     "state_dtype": "dtype of the residual state",
+    "history": "how earlier layers are kept: full, bfloat16, float16, int8, recompute, 'window(4)', 'block_sums(3)'",
 }
 DEFAULTS = {**dataclasses.asdict(ModelConfig()), **dataclasses.asdict(TrainConfig())}
 

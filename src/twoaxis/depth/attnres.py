@@ -55,6 +55,7 @@ class AttnRes(Connection):
         stream; then the model starts as the standard Transformer exactly. Public codes take eps as it is.
         """
 
+        keeps_history = True
         block_sublayers: int | None = None
         key_gain: bool = True
         key_norm_eps: float = 1e-7
@@ -86,6 +87,9 @@ class AttnRes(Connection):
                     f"attnres(key_norm_eps={self.key_norm_eps}): allowed is a finite number of 0 or more"
                 )
 
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"window_sources" if kind == "window" else "block_sublayers": count}
+
         @property
         def size(self) -> int:
             """Sublayers in a depth-block, G."""
@@ -115,7 +119,7 @@ class AttnRes(Connection):
             """The state after `depth` blocks."""
             done = layout.sublayer(depth, 0)
             opened = done % self.size > 0
-            closed = source_specs("sources", self.kept(done // self.size + 1, opened), tensor)
+            closed = source_specs("sources", self.kept(done // self.size + 1, opened), tensor, layout)
             return {**closed, "partial": tensor} if opened else closed
 
         def coordinates(self) -> Coordinates:
@@ -219,7 +223,7 @@ class AttnResStream(Stream):
         self.route = Route(cfg, layout) if cfg.readout == "read" and seen > 1 else None
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(x, 0)}
+        return {"sources": History.empty(self.layout).push(x, 0)}
 
     def mixture(self, state: State, norm: RMSNorm | None = None) -> Tensor:
         """The read-out (B, T, d) before the final norm; with `norm`, after it."""

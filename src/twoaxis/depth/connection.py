@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.depth.history_spec import parse_history, settled
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
@@ -32,6 +33,8 @@ class DepthConfig(spec.Config):
 
     follows_rule: ClassVar[bool] = False
     loss_term: ClassVar[str] = ""
+
+    keeps_history: ClassVar[bool] = False  # whether `History` holds its earlier layers
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """What the method costs over the whole network, its pre-norms and final norm included."""
@@ -51,6 +54,10 @@ class DepthConfig(spec.Config):
     def core_options_at(self, layout: Layout, block: int, index: int) -> dict[str, Any]:
         """The same for one sublayer; overridden where its place in the network counts."""
         return self.core_options(layout.blocks[block][index].split("(")[0], block, layout.n_blocks)
+
+    def history_options(self, kind: str, count: int) -> dict[str, Any]:
+        """The own options that `history="window(count)"` or "block_sums(count)" stands for; empty: it has none."""
+        return {}
 
 
 class Stream(nn.Module, ABC):
@@ -182,7 +189,7 @@ def build(
     method: a spec such as "hyper_connections(streams=4)". blocks: the kinds of each block's sublayers, e.g.
     [["attention", "mlp"]] * 12. Further Layout fields (norm_eps, state_dtype, ...) may be given.
     """
-    cfg = spec.parse_spec("depth", method)
-    plan = Layout(d_model=d_model, blocks=tuple(tuple(b) for b in blocks), **layout)
+    cfg, history = settled(spec.parse_spec("depth", method), parse_history(layout.pop("history", "full")))
+    plan = Layout(d_model=d_model, blocks=tuple(tuple(b) for b in blocks), history=history.text(), **layout)
     method_class: type[Connection] = spec.method("depth", cfg.name)
     return method_class.network(cfg, plan)

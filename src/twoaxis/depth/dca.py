@@ -46,6 +46,7 @@ class DCA(Connection):
         "v3" gates, "v2" has one static weight per feature, "v1" one per source. gate_norm: score rms(h_i)
         with a learned gain (the public code)."""
 
+        keeps_history = True
         k: int | None = None
         middle: Literal["sum", "drop"] = "sum"
         grn: Literal["v1", "v2", "v3"] = "v3"
@@ -60,6 +61,9 @@ class DCA(Connection):
                 )
             if self.gate_norm and self.grn != "v3":
                 raise InputError(f"dca(gate_norm=True): grn={self.grn!r} has no gate; use grn='v3'")
+
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"k": count} if kind == "window" else {}
 
         def single(self, count: int) -> list[int]:
             """Of the branches h_0 .. h_{count-1}, those that are sources by themselves."""
@@ -78,7 +82,7 @@ class DCA(Connection):
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks, each tensor like `tensor`."""
-            specs = source_specs("sources", self.single(depth + 1), tensor)
+            specs = source_specs("sources", self.single(depth + 1), tensor, layout)
             pooled = self.pooled(depth + 1)
             return {**specs, f"middle.{pooled}": tensor} if pooled else specs
 
@@ -211,7 +215,7 @@ class DCAStream(Stream):
         self.grn = GRN(cfg, layout, cfg.n_sources(layout.n_blocks + 1), reads=1)
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(x, 0)}
+        return {"sources": History.empty(self.layout).push(x, 0)}
 
     def mixture(self, state: State) -> Tensor:
         """The read-out (B, T, d) before the final norm."""

@@ -51,6 +51,7 @@ class DeltaAttnRes(Connection):
         key's norm.
         """
 
+        keeps_history = True
         form: Literal["sublayer", "block"] = "sublayer"
         source_blocks: int = 3
         released: bool = False
@@ -71,6 +72,9 @@ class DeltaAttnRes(Connection):
                     f"delta_attnres(key_norm_eps={self.key_norm_eps}): allowed is a finite number of 0 or "
                     "more, and above 0 with a null source"
                 )
+
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"form": "block", "source_blocks": count} if kind == "block_sums" else {}
 
         def n_sources(self, layout: Layout, block: int, index: int) -> int:
             """Sources of a sublayer's read, the null source not counted."""
@@ -102,7 +106,7 @@ class DeltaAttnRes(Connection):
                 count = -(-depth // self.source_blocks)
             else:
                 count = depth // self.source_blocks + 1
-            sources = source_specs("sources", range(count), tensor)
+            sources = source_specs("sources", range(count), tensor, layout)
             opened = depth % self.source_blocks and self.sums(layout, depth)
             return {"stream": tensor, **sources, **({"partial": tensor} if opened else {})}
 
@@ -223,8 +227,8 @@ class DeltaStream(PlainStream):
         self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        sources = History() if self.cfg.released else History().push(x, 0)
-        return {"stream": x, "sources": sources}
+        sources = History.empty(self.layout)
+        return {"stream": x, "sources": sources if self.cfg.released else sources.push(x, 0)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["stream"])

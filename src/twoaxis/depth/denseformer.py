@@ -46,6 +46,7 @@ class DenseFormer(Connection):
         a mix stands, over which the dilation then counts (their training code). They agree at period 1.
         """
 
+        keeps_history = True
         dilation: int = 1
         period: int = 1
         sources: Literal["blocks", "period"] = "blocks"
@@ -72,7 +73,10 @@ class DenseFormer(Connection):
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks: Y, and the block outputs still to be read."""
-            return {"stream": tensor, **source_specs("sources", self.kept(depth, layout.n_blocks), tensor)}
+            return {
+                "stream": tensor,
+                **source_specs("sources", self.kept(depth, layout.n_blocks), tensor, layout),
+            }
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -118,10 +122,11 @@ class DenseFormer(Connection):
         x = state["stream"] + y.to(state["stream"].dtype)
         if not self.closes:
             return {**state, "stream": x}
-        outputs: History = state["sources"].push(x, self.block + 1)
+        sources: History = state["sources"]
+        outputs = sources.push(x, self.block + 1).keep(self.kept.__contains__)
         if self.alpha is not None:
-            x = mix(outputs.keep(self.mixed.__contains__).sources, self.alpha)
-        return {"stream": x, "sources": outputs.keep(self.kept.__contains__)}
+            x = mix((*sources.keep(self.mixed.__contains__).sources, x), self.alpha)
+        return {"stream": x, "sources": outputs}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
@@ -137,7 +142,7 @@ class DenseFormerStream(PlainStream):
 
     def open(self, x: Tensor, ctx: Context) -> State:
         kept = self.cfg.kept(0, self.layout.n_blocks)
-        return {"stream": x, "sources": History().push(x, 0).keep(kept.__contains__)}
+        return {"stream": x, "sources": History.empty(self.layout).push(x, 0).keep(kept.__contains__)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["stream"])

@@ -43,6 +43,7 @@ class DepthAttention(Connection):
         recent_attentions: so many before the current one are read as well.
         """
 
+        keeps_history = True
         stride_attentions: int | None = None
         recent_attentions: int = 0
 
@@ -86,7 +87,7 @@ class DepthAttention(Connection):
             heads = self.heads(layout)
             row = TensorSpec((*tensor.shape[:2], heads.heads, heads.key + heads.value), tensor.dtype)
             kept = self.kept(layout, len(attentions_before(layout, depth)))
-            return {"stream": tensor, **source_specs("sources", kept, row)}
+            return {"stream": tensor, **source_specs("sources", kept, row, layout)}
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -173,7 +174,7 @@ class DepthAttentionStream(PlainStream):
         cfg.heads(layout)
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"stream": x, "sources": History()}
+        return {"stream": x, "sources": History.empty(self.layout)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["stream"])

@@ -42,6 +42,7 @@ class DepthConv(Connection):
         the convolution, or one for each block.
         """
 
+        keeps_history = True
         kernel: int = 4
         shared: bool = True
 
@@ -50,6 +51,9 @@ class DepthConv(Connection):
                 raise InputError(
                     f"depth_conv(kernel={self.kernel}): allowed is 1 or more (the current state counts)"
                 )
+
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"kernel": count} if kind == "window" else {}
 
         def taps(self, depth: int) -> int:
             """min(K, l + 1), the states seen by the read after `depth` blocks."""
@@ -62,7 +66,7 @@ class DepthConv(Connection):
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks."""
             oldest = depth + 1 - self.kept(depth, layout.n_blocks)
-            return source_specs("sources", range(oldest, depth + 1), tensor)
+            return source_specs("sources", range(oldest, depth + 1), tensor, layout, carried=True)
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -118,7 +122,7 @@ class DepthConv(Connection):
     def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
         x, sources = carry + y.to(carry.dtype), state["sources"]
         if self.closes:
-            return {"sources": sources.push(x, self.block + 1).last(self.kept)}
+            return {"sources": sources.push(x, self.block + 1, carried=True).last(self.kept)}
         return {"sources": sources, "stream": x}
 
     @classmethod
@@ -154,7 +158,7 @@ class DepthConvStream(Stream):
         self.taps = shared
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(x, 0)}
+        return {"sources": History.empty(self.layout).push(x, 0, carried=True)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["sources"].sources[-1])

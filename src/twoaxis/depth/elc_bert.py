@@ -44,13 +44,15 @@ class ELCBert(Connection):
         free weights, which start at 1; then "weighted_output" starts as the standard Transformer.
         """
 
+        keeps_history = True
         variant: Literal["zero", "base", "normalized", "weighted_output"] = "zero"
         normalize: Normalize = "softmax"
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks."""
             last = depth == layout.n_blocks and self.variant != "weighted_output"
-            return source_specs("sources", [depth] if last else range(depth + 1), tensor)
+            index = [depth] if last else range(depth + 1)
+            return source_specs("sources", index, tensor, layout, carried=last)
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -107,7 +109,7 @@ class ELCBert(Connection):
             return {**carry, "branch": branch}
         if self.cfg.variant == "normalized":
             branch = F.layer_norm(branch, branch.shape[-1:], eps=BRANCH_EPS)
-        sources: History = carry["sources"].push(branch, self.block + 1)
+        sources: History = carry["sources"].push(branch, self.block + 1, carried=self.ends)
         return {"sources": sources.last(1) if self.ends else sources}
 
     @classmethod
@@ -125,7 +127,7 @@ class ELCStream(Stream):
         self.mix = StaticMix(layout.n_blocks + 1, cfg.normalize) if weighted else None
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(x, 0)}
+        return {"sources": History.empty(self.layout).push(x, 0)}
 
     def readout(self, state: State) -> Tensor:
         """What the final norm reads (B, T, d)."""

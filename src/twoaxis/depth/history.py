@@ -2,55 +2,84 @@
 
 A history is a pytree of tensors, so it can be checkpointed, compiled, sent and counted like any state. It is
 never stacked: stacking n sources of (B, T, d) at every read would cost O(L^2) memory over L layers.
+
+It may keep its sources in fewer bits (`stored.py`), chosen by the model's `history`. What a method carries on as its
+stream is not rounded: a source pushed with `carried` stays as it is until the next push.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from twoaxis.types import TensorSpec
+from twoaxis.depth.history_spec import parse_history
+from twoaxis.depth.stored import plain_parts, store
+from twoaxis.types import Layout, TensorSpec
+
+Kept = tuple[tuple[int, ...], str, bool]  # what is not a tensor: index, dtype, carried
 
 
 @dataclass(frozen=True)
 class History:
-    """sources: tensors (B, T, d), oldest first. index: the depth index of each; index 0 is the embeddings."""
+    """sources: tensors (B, T, d), oldest first. index: the depth index of each; index 0 is the embeddings.
+    dtype: that sources are kept in, "full" is their own. carried: the newest is also the stream, kept as it is.
+    """
 
     sources: tuple[Tensor, ...] = ()
     index: tuple[int, ...] = ()
+    dtype: str = "full"
+    carried: bool = False
 
-    def push(self, source: Tensor, index: int) -> History:
-        """The history with one more source."""
-        return History((*self.sources, source), (*self.index, index))
+    @classmethod
+    def empty(cls, layout: Layout) -> History:
+        """The history of a model before anything is pushed."""
+        return cls(dtype=parse_history(layout.history).dtype)
+
+    def push(self, source: Tensor, index: int, carried: bool = False) -> History:
+        """The history with one more source, and the one that was carried as far kept like the others."""
+        sources = self.sources
+        if self.carried:
+            sources = (*sources[:-1], store(sources[-1], self.dtype))
+        newest = source if carried else store(source, self.dtype)
+        return History((*sources, newest), (*self.index, index), self.dtype, carried and self.dtype != "full")
 
     def keep(self, wanted: Callable[[int], bool]) -> History:
         """Only the sources whose depth index is wanted."""
         pairs = [(s, i) for s, i in zip(self.sources, self.index, strict=True) if wanted(i)]
-        return History(tuple(s for s, _ in pairs), tuple(i for _, i in pairs))
+        carried = self.carried and bool(pairs) and pairs[-1][1] == self.index[-1]
+        return replace(
+            self, sources=tuple(s for s, _ in pairs), index=tuple(i for _, i in pairs), carried=carried
+        )
 
     def last(self, count: int) -> History:
         """The newest `count` sources."""
-        return History(self.sources[-count:], self.index[-count:]) if count else History()
+        newest = self.index[-count:] if count else ()
+        return self.keep(newest.__contains__)
 
     def __len__(self) -> int:
         return len(self.sources)
 
-
-def _flatten(history: History) -> tuple[list[Any], tuple[int, ...]]:
-    return list(history.sources), history.index
-
-
-def _flatten_with_keys(history: History) -> tuple[list[tuple[Any, Any]], tuple[int, ...]]:
-    keys: list[Any] = [pytree.MappingKey(f"source.{i}") for i in history.index]
-    return list(zip(keys, history.sources, strict=True)), history.index
+    def names(self) -> list[str]:
+        """Of the sources in a state."""
+        names = [f"source.{i}" for i in self.index]
+        return [*names[:-1], "newest"] if self.carried else names
 
 
-def _unflatten(sources: Any, index: Any) -> History:
-    return History(tuple(sources), tuple(index))
+def _flatten(history: History) -> tuple[list[Any], Kept]:
+    return list(history.sources), (history.index, history.dtype, history.carried)
+
+
+def _flatten_with_keys(history: History) -> tuple[list[tuple[Any, Any]], Kept]:
+    keys: list[Any] = [pytree.MappingKey(name) for name in history.names()]
+    return list(zip(keys, history.sources, strict=True)), _flatten(history)[1]
+
+
+def _unflatten(sources: Any, kept: Any) -> History:
+    return History(tuple(sources), *kept)
 
 
 pytree.register_pytree_node(
@@ -63,17 +92,33 @@ pytree.register_pytree_node(
 
 
 def named_tensors(state: Any) -> dict[str, Tensor]:
-    """The tensors of a state by name: "stream" for a bare tensor, else the path, e.g. "history.source.3"."""
+    """The plain tensors of a state by name: "stream" for a bare tensor, else the path, e.g. "history.source.3", to
+    which a source kept as int8 adds its scales, "history.source.3.scale"."""
     leaves, _ = pytree.tree_flatten_with_path(state)
     return {
-        ".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path) or "stream": leaf
+        (".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path) or "stream") + end: part
         for path, leaf in leaves
+        for end, part in plain_parts(leaf).items()
     }
 
 
-def source_specs(field: str, index: Iterable[int], spec: TensorSpec) -> dict[str, TensorSpec]:
-    """What `named_tensors` will call the sources of a history stored under `field`, each like `spec`."""
-    return {f"{field}.source.{i}": spec for i in index}
+def source_specs(
+    field: str, index: Iterable[int], spec: TensorSpec, layout: Layout, carried: bool = False
+) -> dict[str, TensorSpec]:
+    """What `named_tensors` will call the sources of a history stored under `field`, each like `spec` as it is pushed;
+    carried: the last of them is also the stream."""
+    dtype, names = parse_history(layout.history).dtype, [f"{field}.source.{i}" for i in index]
+    if dtype == "full":
+        return dict.fromkeys(names, spec)
+    exact = {f"{field}.newest": spec} if carried else {}
+    specs = {}
+    for name in names[:-1] if carried else names:
+        specs[name] = replace(spec, dtype=dtype)
+        if dtype == "int8":
+            ones = (1,) * len(spec.shape[2:])
+            scale = "float64" if spec.dtype == "float64" else "float32"
+            specs[f"{name}.scale"] = TensorSpec((*spec.shape[:2], *ones), scale)
+    return {**specs, **exact}
 
 
 def largest_boundary(state_spec: Callable[[int], dict[str, TensorSpec]], n_blocks: int) -> int:

@@ -123,7 +123,7 @@ class Hybrid(Connection):
     def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
         x, sources = carry + y.to(carry.dtype), state["sources"]
         if self.closes:
-            return {"sources": sources.push(x, self.block + 1).last(self.kept)}
+            return {"sources": sources.push(x, self.block + 1, carried=True).last(self.kept)}
         return {"sources": sources, "stream": x}
 
     @classmethod

@@ -34,6 +34,7 @@ class HybridConfig(DepthConfig):
     """
 
     follows_rule: ClassVar[bool] = True
+    keeps_history = True
 
     window_blocks: int | None = None
     shared: bool = True
@@ -57,6 +58,9 @@ class HybridConfig(DepthConfig):
                 f"hybrid(axes={self.axes!r}): no block reads over depth; leave out window_blocks, shared and heads"
             )
         self.read()
+
+    def history_options(self, kind: str, count: int) -> dict[str, Any]:
+        return {"window_blocks": count} if kind == "window" else {}
 
     def read(self) -> HybridRead:
         """The options of the depth read."""
@@ -111,7 +115,8 @@ class HybridConfig(DepthConfig):
 
     def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
         """The state after `depth` blocks."""
-        return source_specs("sources", range(depth + 1 - self.kept(layout, depth), depth + 1), tensor)
+        index = range(depth + 1 - self.kept(layout, depth), depth + 1)
+        return source_specs("sources", index, tensor, layout, carried=True)
 
     def gate_width(self, heads: int, d: int) -> int:
         """Gates of a token."""

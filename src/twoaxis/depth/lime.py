@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
@@ -23,6 +22,7 @@ from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream,
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
 from twoaxis.depth.lime_dynamic import DynamicLIMe
+from twoaxis.depth.stored import linear
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops.precision import full_precision
@@ -59,6 +59,7 @@ class LIMe(Connection):
         them. gate: of its weights.
         """
 
+        keeps_history = True
         kind: Literal["static", "dynamic"] = "static"
         start: Literal["paper", "standard"] = "paper"
         views: Literal[1, 3] = 1
@@ -81,14 +82,14 @@ class LIMe(Connection):
             """The state after `depth` blocks; `tensor` is like the stream."""
             if self.kind == "dynamic":
                 before = range(layout.sublayer(depth, 0)) if depth < layout.n_blocks else range(0)
-                return {"stream": tensor, **source_specs("sources", before, tensor)}
+                return {"stream": tensor, **source_specs("sources", before, tensor, layout)}
             heads = attentions_before(layout, depth)
             if len(heads) == len(attentions_before(layout, layout.n_blocks)):
                 heads = []
-            rows = {
-                f"sources.source.{m}": TensorSpec((*tensor.shape[:2], key + value, h), tensor.dtype)
-                for m, (h, key, value) in enumerate(heads)
-            }
+            rows: dict[str, TensorSpec] = {}
+            for m, (h, key, value) in enumerate(heads):
+                row = TensorSpec((*tensor.shape[:2], key + value, h), tensor.dtype)
+                rows |= source_specs("sources", [m], row, layout)
             return {"stream": tensor, **rows}
 
         def coordinates(self) -> Coordinates:
@@ -152,11 +153,10 @@ class LIMe(Connection):
             nonlocal sources, n
             assert v is not None
             own = torch.cat((k, v), -1).mT.to(state["stream"].dtype).contiguous()  # heads fastest
-            sources = sources.push(own, n)
             if n:
-                routed = self.routers[str(n)](sources.sources).to(q.dtype).mT
+                routed = self.routers[str(n)]((*sources.sources, own)).to(q.dtype).mT
                 k, v = routed.split([k.shape[-1], v.shape[-1]], -1)
-            n += 1
+            sources, n = sources.push(own, n), n + 1
             return q, k, v
 
         y = run_inside(core, reads, ctx, between)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ class LIMe(Connection):
 
     def write(self, state: State, carry: History, y: Tensor, ctx: Context) -> State:
         x = state["stream"] + y.to(state["stream"].dtype)
-        return {"stream": x, "sources": History() if self.ends else carry}
+        return {"stream": x, "sources": carry.last(0) if self.ends else carry}
 
     def param_rule(self, name: str) -> ParamRule:
         return ParamRule(decay=False, lr_scale=10.0 if name.startswith("routers") else 1.0)
@@ -215,9 +215,9 @@ class Router(nn.Module):
         """(B, T, 2 D, heads) from each layer's (B, T, 2 D, its heads), oldest first."""
         with full_precision(rows[0]):
             parts = self.weight.to(rows[0].dtype).split([r.shape[-1] for r in rows], 1)
-            total = F.linear(rows[0], parts[0])
+            total = linear(rows[0], parts[0])
             for part, row in zip(parts[1:], rows[1:], strict=True):
-                total = total + F.linear(row, part)
+                total = total + linear(row, part)
         return total
 
 
@@ -229,7 +229,7 @@ class LIMeStream(PlainStream):
         self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"stream": x, "sources": History()}
+        return {"stream": x, "sources": History.empty(self.layout)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["stream"])

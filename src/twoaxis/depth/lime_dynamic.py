@@ -56,8 +56,8 @@ class DynamicLIMe(Connection):
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, History]:
         x = state["stream"]
+        inputs = (x,) * self.views if self.mix is None else self.mix(x, (*state["sources"].sources, x))
         sources: History = state["sources"].push(x, self.sublayer)
-        inputs = (x,) * self.views if self.mix is None else self.mix(x, sources.sources)
         if self.key_norm is None or self.value_norm is None:
             return Reads(self.norm(inputs[0])), sources
         query, key, value = inputs
@@ -66,4 +66,4 @@ class DynamicLIMe(Connection):
     def write(self, state: State, carry: History, y: Tensor, ctx: Context) -> State:
         x = state["stream"] + y.to(state["stream"].dtype)
         last = self.sublayer == self.layout.n_sublayers - 1
-        return {"stream": x, "sources": History() if last else carry}
+        return {"stream": x, "sources": carry.last(0) if last else carry}

@@ -103,7 +103,7 @@ def newest(state: State) -> Tensor:
 def pushed(sources: History, x: Tensor, index: int, norm: RMSNorm | None) -> State:
     """The state at a block boundary."""
     if norm is None:
-        return {"sources": sources.push(x, index)}
+        return {"sources": sources.push(x, index, carried=True)}
     return {"sources": sources.push(norm(x), index), "stream": x}
 
 
@@ -117,7 +117,7 @@ class MUDDStream(Stream):
         self.source_norm = RMSNorm(layout.d_model, layout.norm_eps) if cfg.pre_post_norm else None
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return pushed(History(), x, 0, self.source_norm)
+        return pushed(History.empty(self.layout), x, 0, self.source_norm)
 
     def mixture(self, state: State) -> Tensor:
         """Z^R (B, T, d), the read-out before the final norm."""
@@ -128,4 +128,4 @@ class MUDDStream(Stream):
         return self.norm(self.mixture(state))
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(depth, self.spec_of(batch_size, seq_len))
+        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

@@ -29,6 +29,7 @@ class MUDDConfig(DepthConfig):
     last generator is four times as wide. gelu: of the generator; "erf" (PyTorch code) or "tanh" (JAX code).
     """
 
+    keeps_history = True
     ways: Literal[1, 2, 3, 4] = 4
     dynamic: bool = True
     pre_post_norm: bool = False
@@ -62,9 +63,9 @@ class MUDDConfig(DepthConfig):
             return {}
         return {"hidden_scale": 0.5 + block / (n_blocks - 1)}
 
-    def state_spec(self, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+    def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
         """The state after `depth` blocks."""
-        sources = source_specs("sources", range(depth + 1), tensor)
+        sources = source_specs("sources", range(depth + 1), tensor, layout, carried=not self.pre_post_norm)
         return {**sources, "stream": tensor} if self.pre_post_norm else sources
 
     def coordinates(self) -> Coordinates:
@@ -100,11 +101,12 @@ class MUDDConfig(DepthConfig):
         if self.pre_post_norm:
             numbers += (layout.n_blocks + 1) * d
         tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
+        largest = largest_boundary(lambda n: self.state_spec(layout, n, tensor), layout.n_blocks)
         return Cost(
             parameters=numbers,
             flops_forward=flops * shape.tokens,
             flops_backward=2 * flops * shape.tokens,
-            boundary_bytes={"full": largest_boundary(lambda n: self.state_spec(n, tensor), layout.n_blocks)},
+            boundary_bytes={"full": largest},
         )
 
 

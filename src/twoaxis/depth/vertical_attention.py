@@ -39,6 +39,7 @@ class VerticalAttention(Connection):
         ELC-BERT. source_norm: "rms" divides h by its root mean square, "length" by its length, "none" not.
         """
 
+        keeps_history = True
         block_residual: bool = True
         source_norm: Literal["rms", "length", "none"] = "rms"
 
@@ -46,7 +47,7 @@ class VerticalAttention(Connection):
             """The state after `depth` blocks."""
             if depth == layout.n_blocks:
                 return {"output": tensor}
-            return source_specs("sources", range(depth + 1), tensor)
+            return source_specs("sources", range(depth + 1), tensor, layout)
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -118,7 +119,7 @@ class VerticalStream(Stream):
         self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(norm0(x, self.cfg, self.layout), 0)}
+        return {"sources": History.empty(self.layout).push(norm0(x, self.cfg, self.layout), 0)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["output"])

@@ -29,6 +29,7 @@ class WindowedConfig(DepthConfig):
     """
 
     follows_rule: ClassVar[bool] = True
+    keeps_history = True
 
     window_blocks: int | None = None
     shared: bool = True
@@ -49,6 +50,9 @@ class WindowedConfig(DepthConfig):
             raise InputError(
                 f"{self.name}(window_blocks=1): one state has weight 1; leave out heads and position"
             )
+
+    def history_options(self, kind: str, count: int) -> dict[str, Any]:
+        return {"window_blocks": count} if kind == "window" else {}
 
     def head_width(self, layout: Layout) -> int:
         """D = d / heads; InputError for a width that does not fit."""
@@ -74,7 +78,7 @@ class WindowedConfig(DepthConfig):
     def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
         """The state after `depth` blocks."""
         oldest = depth + 1 - self.kept(depth, layout.n_blocks)
-        return source_specs("sources", range(oldest, depth + 1), tensor)
+        return source_specs("sources", range(oldest, depth + 1), tensor, layout, carried=True)
 
     def standard_start(self) -> StandardStart:
         return "no" if self.injection == "replace" and self.window_blocks != 1 else "exact"
@@ -162,7 +166,7 @@ class Windowed(Connection):
     def write(self, state: State, carry: Any, y: Tensor, ctx: Context) -> State:
         x, sources = carry + y.to(carry.dtype), state["sources"]
         if self.closes:
-            return {"sources": sources.push(x, self.block + 1).last(self.kept)}
+            return {"sources": sources.push(x, self.block + 1, carried=True).last(self.kept)}
         return {"sources": sources, "stream": x}
 
     @classmethod
@@ -190,7 +194,7 @@ class WindowedStream(Stream):
         self.window_read = shared
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History().push(x, 0)}
+        return {"sources": History.empty(self.layout).push(x, 0, carried=True)}
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["sources"].sources[-1])

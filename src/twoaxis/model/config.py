@@ -10,6 +10,7 @@ from typing import Any
 
 from twoaxis import spec
 from twoaxis.depth.connection import DepthConfig
+from twoaxis.depth.history_spec import parse_history, settled
 from twoaxis.errors import InputError
 from twoaxis.sequence import SequenceConfig, carried_out
 from twoaxis.types import DTYPES, Layout
@@ -24,6 +25,8 @@ class ModelConfig:
     depth: the spec of a depth method. sequence: the specs of one block's sublayers, or one such list per block.
     n_kv_heads: None is n_heads. dropout: on every core's output. init_std: see `model/init.py`.
     state_dtype: of the residual state, under autocast too (a float64 model keeps float64 states).
+    history: how the depth method's earlier layers are kept, "full", "bfloat16", "float16", "int8", "recompute", or
+    several, "int8, recompute"; "window(4)" and "block_sums(3)" set the method's own options and are not kept here.
     """
 
     vocab_size: int = 256
@@ -40,9 +43,12 @@ class ModelConfig:
     dropout: float = 0.0
     init_std: float = 0.02
     state_dtype: str = "float32"
+    history: str = "full"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", spec.parse_spec("depth", self.depth).spec())
+        depth, history = settled(spec.parse_spec("depth", self.depth), parse_history(self.history))
+        object.__setattr__(self, "depth", depth.spec())
+        object.__setattr__(self, "history", history.text())
         for name in ("vocab_size", "d_model", "n_blocks", "n_heads"):
             self._require(
                 name, type(getattr(self, name)) is int and getattr(self, name) >= 1, "an integer of 1 or more"
@@ -122,6 +128,7 @@ class ModelConfig:
             dropout=self.dropout,
             init_std=self.init_std,
             state_dtype=self.state_dtype,
+            history=self.history,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from twoaxis import spec
 from twoaxis.cache import Cache, document_positions, name_slots, remembering
 from twoaxis.depth.connection import Connection, Stream
+from twoaxis.depth.history_spec import parse_history
 from twoaxis.errors import InputError
 from twoaxis.linear import Linear
 from twoaxis.model.block import Block
@@ -49,6 +50,7 @@ class Decoder(nn.Module):
             init_embedding(self.head, layout)
         self.checkpointing = False  # recompute each block in backward
         self.depth_window: DepthRule | None = None  # see `depth_windows`
+        self.recomputes = parse_history(cfg.history).recompute  # keep nothing of the depth axis for backward
         name_slots(self)
 
     def forward(
@@ -91,20 +93,30 @@ class Decoder(nn.Module):
 
     def run(self, tokens: Tensor, ctx: Context, return_states: bool = False, last: int | None = None) -> Any:
         """The second half of `forward`, on tensors alone; with a cache, `cache.advance` has to follow."""
-        cache = ctx.cache
-        state = self.stream.open(self.embedding(tokens).to(self.state_dtype), ctx)
-        states = {"block.0": state}
+        embedded = self.embedding(tokens).to(self.state_dtype)
+        states: dict[str, Any] | None = {} if return_states else None
+        x: Tensor
+        if self.recomputes and self.training and ctx.cache is None and not return_states:
+            x = checkpoint(self._through, embedded, ctx, None, use_reentrant=False)
+        else:
+            x = self._through(embedded, ctx, states)
+        read = x if last is None else x[:, max(0, x.shape[1] - last) :]
+        logits = self.head(read.to(self.head.weight.dtype))
+        return logits if states is None else (logits, {**states, "final": x})
+
+    def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> Tensor:
+        """From embeddings to what the head reads, both (B, T, d); the state at each boundary goes into `states`."""
+        state = self.stream.open(embedded, ctx)
+        if states is not None:
+            states["block.0"] = state
         for index, block in enumerate(self.blocks):
-            if self.checkpointing and self.training and cache is None:
+            if self.checkpointing and self.training and ctx.cache is None:
                 state = checkpoint(block, state, ctx, use_reentrant=False)
             else:
                 state = block(state, ctx)
-            if return_states:
+            if states is not None:
                 states[f"block.{index + 1}"] = state
-        x = self.stream.close(state, ctx)
-        read = x if last is None else x[:, max(0, x.shape[1] - last) :]
-        logits = self.head(read.to(self.head.weight.dtype))
-        return (logits, {**states, "final": x}) if return_states else logits
+        return self.stream.close(state, ctx)
 
     def loss(self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats over targets that are not -100, in float32; 0 when there are none."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.data import load_corpus, load_tokenizer, prepare
+from twoaxis.depth.stored import plain_parts
 from twoaxis.model import Decoder
 from twoaxis.train import TrainConfig
 from twoaxis.train.precision import computing_in
@@ -82,8 +83,9 @@ def saved_bytes(session: Session) -> int:
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in own:
-            kept[_storage(tensor)] = tensor.untyped_storage()
+        for part in plain_parts(tensor).values():
+            if _storage(part) not in own:
+                kept[_storage(part)] = part.untyped_storage()
         return tensor
 
     tokens, targets = batch.tokens.to(session.device), batch.targets.to(session.device)

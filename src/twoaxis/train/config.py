@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from twoaxis import spec
+from twoaxis.depth.history_spec import parse_history
 from twoaxis.errors import InputError
 from twoaxis.model import ModelConfig
 from twoaxis.train.keys import check_keys
@@ -88,6 +89,9 @@ class TrainConfig:
         term = self.model.depth_config().loss_term
         allowed = f"0: {self.model.depth} has no loss term of its own, as dynamic_window has"
         self._require("depth_loss", bool(term) or self.depth_loss == 0, allowed)
+        rounds = parse_history(self.model.history).dtype != "full"
+        allowed = "False with a history in fewer bits, which cannot pass between compiled blocks"
+        self._require("compile", not (self.compile and rounds), allowed)
         for name in self.loggers:
             self._require("loggers", name in LOGGERS, " or ".join(LOGGERS))
 
