@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 import twoaxis
+from configurations import VARIANTS
 from twoaxis.depth import build
 from twoaxis.study.figures import figure
+from twoaxis.study.links import WIDTH
 from twoaxis.study.reads import OWN, depth_links
 from twoaxis.study.token_reads import token_links
 
@@ -74,9 +76,12 @@ def test_base_elc_bert_keeps_the_block_input_from_its_mlp():
     assert rows("elc_bert(variant='base')", "attention 3", "mlp 3") == ["###  ", "...  "]
 
 
-@pytest.mark.parametrize("name", twoaxis.methods("depth"))
+EVERY = [*twoaxis.methods("depth"), *(pytest.param(v, marks=pytest.mark.full) for v in VARIANTS)]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_columns_are_the_declared_state(name):
-    stream, _ = build(name, 8, [["attention", "mlp"]] * 4, n_heads=2, n_kv_heads=2)
+    stream, _ = build(name, WIDTH, [["attention", "mlp"]] * 4, n_heads=2, n_kv_heads=2)
     declared = {tensor for depth in range(5) for tensor in stream.state_spec(depth, 1, 2)}
     assert set(depth_links(name).columns) - {OWN} == declared
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH, HEADS = 8, 2
+WIDTH, HEADS = 12, 2
 FROM_THE_START, ONCE_TRAINED, NEVER, ABSENT = "#", "o", ".", " "
 NOISE = 1e-10  # of a row's largest gradient: what rounding leaves of a zero
 
