@@ -73,6 +73,8 @@ VARIANTS = [
     "delta_attnres(form='block', source_blocks=2, released=True, null_source=True)",
     "delta_attnres(null_source=True, gate='scalar')",
     "delta_attnres(gate='vector', key_gain=False)",
+    "delta_attnres(pre_gated=True, value_read=True, null_source=True)",
+    "delta_attnres(form='block', source_blocks=1, value_read=True, gate='scalar')",
     "delta_attnres(form='block', source_blocks=2, gate='alpha')",
     "denseformer(period=2, sources='period')",
     "attnres(heads=3)",

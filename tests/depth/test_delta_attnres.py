@@ -83,6 +83,43 @@ def test_equals_the_equations(form, per, null, gated):
     )
 
 
+@pytest.mark.parametrize("gated", ["none", "scalar", "vector"])
+@pytest.mark.parametrize("pre", [False, True], ids=["", "pre_gated"])
+@pytest.mark.parametrize("null", [False, True], ids=["", "null"])
+def test_sources_through_a_gate_and_values_of_their_own_read(pre, null, gated):
+    """The sources times sigmoid(V H + b); the values' read shares sources, null source and gates, not w and gain."""
+    torch.manual_seed(0)
+    d, eps = 6, 1e-3
+    spec = f"delta_attnres(pre_gated={pre}, value_read=True, null_source={null}, gate={gated!r}, key_norm_eps={eps})"
+    stream, blocks = build(spec, d, [["mlp", "attention"]] * 3)
+    x0 = torch.randn(2, 3, d, dtype=torch.float64)
+    state, outputs, H = stream.double().open(x0, CTX), [], x0
+    for s, connection in enumerate(c for connections in blocks for c in connections):
+        for parameter in connection.double().parameters():
+            parameter.data = torch.randn_like(parameter)
+        route, reads = connection.route, connection.read(state, CTX)[0]
+        assert (reads.value is None) == (s % 2 == 0)  # the first sublayer that takes them is the second
+        if route is not None:
+            sources = [route.null.expand_as(x0)] if null else []
+            sources += [x0, *outputs] if s else []
+            p = torch.sigmoid(H @ route.pre_weight.T + route.pre_bias) if pre else 1.0
+            expected = []
+            for query, gain in ((route.query, route.key_gain), (route.value_query, route.value_gain)):
+                if query is not None:
+                    k = torch.stack(
+                        [p * v / ((p * v).square().mean(-1, keepdim=True) + eps).sqrt() for v in sources]
+                    )
+                    a = (k * query * gain).sum(-1).softmax(0)[..., None]
+                    expected.append(H + gate(route, H) * (a * torch.stack([p * v for v in sources])).sum(0))
+            for found, h in zip((reads.x, reads.value), expected, strict=False):
+                torch.testing.assert_close(found, connection.norm(h), rtol=0, atol=1e-12)
+            assert len(expected) == (2 if s % 2 else 0 if route.query is None else 1)
+        y = torch.randn_like(x0)
+        state = connection.write(state, state, y, CTX)
+        outputs.append(y)
+        H = H + y
+
+
 def test_released_sources_alternate():
     # H_1 - H_0, then H_2 - H_1 + H_0, then H_3 - H_2 + H_1 - H_0: true block deltas only for the first two
     stream, blocks = build(
@@ -112,7 +149,15 @@ def against_standard(spec):
 
 
 @pytest.mark.parametrize(
-    "options", ["", "null_source=True", "gate='scalar'", "form='block', gate='alpha'"], ids=str
+    "options",
+    [
+        "",
+        "null_source=True",
+        "gate='scalar'",
+        "form='block', gate='alpha'",
+        "pre_gated=True, value_read=True",
+    ],
+    ids=str,
 )
 def test_zero_queries_are_the_standard_transformer_at_eps_zero(options):
     assert against_standard(f"delta_attnres({options})") < 1e-12
@@ -140,9 +185,17 @@ def test_an_open_sum_that_nobody_will_read_is_not_carried():
         ("source_blocks=0", "allowed is 1 or more"),
         ("released=True", "are for form='block'"),
         ("key_norm_eps=-1", "0 or more"),
+        ("value_read=1", "allowed is"),
         ("key_norm_eps=0, null_source=True", "above 0 with a null source"),
     ],
 )
 def test_refuses(bad, why):
     with pytest.raises(twoaxis.InputError, match=why):
         twoaxis.parse_spec("depth", f"delta_attnres({bad})")
+
+
+def test_values_of_their_own_need_a_sublayer_that_takes_them():
+    with pytest.raises(
+        twoaxis.InputError, match=r"delta_attnres\(value_read=True\) makes separate q, k, v inputs"
+    ):
+        build("delta_attnres(value_read=True)", 4, [["mlp"]])

@@ -15,17 +15,14 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
+from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream, qkv_index
+from twoaxis.depth.delta_read import DeltaRead
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depth_read
-from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -47,8 +44,10 @@ class DeltaAttnRes(Connection):
         depth-block ends after its first sublayer's read, and its source is H minus the last source, not minus
         the last boundary's H, so that sources from the third on alternate. null_source: a learned vector
         (from 0) among the sources of each read. gate: g; "none" is 1, "scalar" sigmoid(c) and "vector"
-        sigmoid(W H + c) with c from -2 and W from 0, "alpha" a scalar from 0. key_gain, key_norm_eps: of the
-        key's norm.
+        sigmoid(W H + c) with c from -2 and W from 0, "alpha" a scalar from 0. pre_gated: every source is
+        multiplied by sigmoid(V H + b), V and b from 0, before keys and values are made of it. value_read: the
+        block's first sublayer that takes them has values of a read with a query and gain of its own. key_gain,
+        key_norm_eps: of the key's norm.
         """
 
         keeps_history = True
@@ -57,6 +56,8 @@ class DeltaAttnRes(Connection):
         released: bool = False
         null_source: bool = False
         gate: Literal["none", "scalar", "vector", "alpha"] = "none"
+        pre_gated: bool = False
+        value_read: bool = False
         key_gain: bool = True
         key_norm_eps: float = 1e-7
 
@@ -96,6 +97,12 @@ class DeltaAttnRes(Connection):
             places = ((b, i) for b, kinds in enumerate(layout.blocks) for i in range(len(kinds)))
             return [self.n_sources(layout, b, i) + self.null_source for b, i in places]
 
+        def reads_values(self, layout: Layout, block: int, index: int) -> bool:
+            """Whether a sublayer's values have a read of their own: not where there is one source to read."""
+            if not self.value_read or index != qkv_index(layout, block, "delta_attnres(value_read=True)"):
+                return False
+            return self.n_sources(layout, block, index) + self.null_source > 1
+
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks."""
             if depth == layout.n_blocks:
@@ -126,12 +133,19 @@ class DeltaAttnRes(Connection):
             return "up to eps" if self.form == "sublayer" else "no"  # the mean of all outputs is H / n
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """6 n d flops per token and read of n sources, 2 d^2 for a vector gate; twice that backward."""
+            """6 n d flops per token and read of n sources, 2 d^2 for a vector gate, 2 d^2 + n d for a gate before
+            the read; twice that backward.
+            """
             layout, d = shape.layout, shape.layout.d_model
             reads = [n for n in self.reads(layout) if n]
+            places = ((b, i) for b, kinds in enumerate(layout.blocks) for i in range(len(kinds)))
+            of_values = [n for n, at in zip(self.reads(layout), places) if self.reads_values(layout, *at)]
             each = {"none": 0, "scalar": 1, "vector": d * d + d, "alpha": 1}[self.gate] + d * self.null_source
-            weighed = sum(n > 1 for n in reads) * d * (2 if self.key_gain else 1)
-            flops = 6 * sum(reads) * d + (2 * d * d * len(reads) if self.gate == "vector" else 0)
+            each += (d * d + d) * self.pre_gated
+            weighed = sum(n > 1 for n in [*reads, *of_values]) * d * (2 if self.key_gain else 1)
+            flops = 6 * (sum(reads) + sum(of_values)) * d
+            flops += 2 * d * d * len(reads) * ((self.gate == "vector") + self.pre_gated)
+            flops += sum(reads) * d * self.pre_gated
             tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
             return Cost(
@@ -145,21 +159,27 @@ class DeltaAttnRes(Connection):
         super().__init__(cfg, layout, block, index)
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         count = cfg.n_sources(layout, block, index)
-        self.route = DeltaRead(cfg, layout, count) if count or cfg.null_source else None
+        values = cfg.reads_values(layout, block, index)
+        self.route = DeltaRead(cfg, layout, count, values) if count or cfg.null_source else None
         self.sublayer = layout.sublayer(block, index)
         self.ends_block = index == len(layout.blocks[block]) - 1
         self.sums = cfg.sums(layout, block)
         self.grows = cfg.released and index == 0 and block % cfg.source_blocks == 0
 
-    def mixture(self, state: State) -> Tensor:
-        """h_s (B, T, d), what the sublayer reads before its norm."""
+    def mixtures(self, state: State) -> list[Tensor]:
+        """h_s (B, T, d), what the sublayer reads before its norm; with a read of their own what values read too."""
         H: Tensor = state["stream"]
         if self.route is None:
-            return H
-        return H + self.route(state["sources"].sources if self.sublayer else (), H)
+            return [H]
+        return [H + read for read in self.route(state["sources"].sources if self.sublayer else (), H)]
+
+    def mixture(self, state: State) -> Tensor:
+        """h_s (B, T, d)."""
+        return self.mixtures(state)[0]
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
-        reads = Reads(self.norm(self.mixture(state)))
+        x, *value = (self.norm(h) for h in self.mixtures(state))
+        reads = Reads(x, value=value[0] if value else None)
         if self.grows:
             sources: History = state["sources"]
             new = state["stream"] if not len(sources) else state["stream"] - sources.sources[-1]
@@ -183,40 +203,6 @@ class DeltaAttnRes(Connection):
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return DeltaStream(cfg, layout)
-
-
-class DeltaRead(nn.Module):
-    """g READ(w, gain; null, sources). w (d,) starts at 0, the gain (d,) at 1, the null source (d,) at 0."""
-
-    def __init__(self, cfg: Any, layout: Layout, n_sources: int) -> None:
-        super().__init__()
-        d, weighed = layout.d_model, n_sources + cfg.null_source > 1
-        self.eps, self.gate = cfg.key_norm_eps, cfg.gate
-        self.query = nn.Parameter(torch.zeros(d)) if weighed else None
-        self.key_gain = nn.Parameter(torch.ones(d)) if weighed and cfg.key_gain else None
-        self.null = nn.Parameter(torch.zeros(d)) if cfg.null_source else None
-        self.gate_weight = nn.Parameter(torch.zeros(d, d)) if cfg.gate == "vector" else None
-        start = {"none": None, "scalar": torch.tensor(-2.0), "vector": torch.full((d,), -2.0)}
-        value = start.get(cfg.gate, torch.tensor(0.0))
-        self.gate_bias = None if value is None else nn.Parameter(value)
-
-    def forward(self, sources: tuple[Tensor, ...], H: Tensor) -> Tensor:
-        """What is added to H (B, T, d)."""
-        if self.null is not None:
-            sources = (self.null.to(H.dtype).expand_as(H), *sources)
-        if self.query is None:
-            read = sources[0]
-        else:
-            read = depth_read(self.query, sources, key_gain=self.key_gain, key_norm_eps=self.eps)
-        if self.gate_bias is None:
-            return read
-        dtype = compute_dtype(H)
-        with full_precision(H):
-            g = self.gate_bias.to(dtype)
-            if self.gate_weight is not None:
-                g = F.linear(H.to(dtype), self.gate_weight.to(dtype), g)
-            g = g if self.gate == "alpha" else g.sigmoid()
-            return (g * read).to(H.dtype)
 
 
 class DeltaStream(PlainStream):
