@@ -195,21 +195,36 @@ def test_inputs_are_not_changed(case: Case) -> None:
         assert all(t._version == versions[n][0] and torch.equal(t, versions[n][1]) for n, t in state.items())
 
 
+def distance_from_standard(case: Case, **fields: Any) -> float | None:
+    """Largest difference in logits between a fresh model and the standard one of the same weights.
+
+    None if the method builds its cores differently, so that weights cannot be shared.
+    """
+    model = case.fresh(**fields).double()
+    for block in model.blocks:
+        perturb(block.cores)
+    plain = Case("additive", case.sequence).fresh(**fields).double()
+    shared = {n: w for n, w in model.state_dict().items() if ".cores." in n or not n.startswith("blocks.")}
+    if any(n in shared and shared[n].shape != w.shape for n, w in plain.state_dict().items()):
+        return None
+    plain.load_state_dict({n: shared.get(n, w) for n, w in plain.state_dict().items()})
+    return (model(tokens()) - plain(tokens())).abs().max().item()
+
+
 def test_start_is_as_declared(case: Case) -> None:
     # "exact": a fresh model equals the standard one of the same weights; "up to eps": it does with eps 0
     promise = case.config().depth_config().standard_start()
-    model = case.fresh(norm_eps=0.0 if promise == "up to eps" else 1e-6).double()
-    for block in model.blocks:
-        perturb(block.cores)
-    plain = Case("additive", case.sequence).fresh(norm_eps=model.cfg.norm_eps).double()
-    shared = {n: w for n, w in model.state_dict().items() if ".cores." in n or not n.startswith("blocks.")}
-    if any(n in shared and shared[n].shape != w.shape for n, w in plain.state_dict().items()):
-        assert promise == "no"  # the method has cores built differently
-        return
-    plain.load_state_dict({n: shared.get(n, w) for n, w in plain.state_dict().items()})
-    error = (model(tokens()) - plain(tokens())).abs().max()
     assert promise in ("exact", "up to eps", "no")
-    assert error > 1e-6 if promise == "no" else error < (1e-12 if promise == "exact" else 1e-10)
+    distance = distance_from_standard(case, norm_eps=0.0 if promise == "up to eps" else 1e-6)
+    if promise == "no" and distance is not None and distance <= 1e-6:
+        # a window holds all sources of a short model, and sums of one-sublayer blocks are the outputs themselves
+        distance = distance_from_standard(Case(case.depth), n_blocks=7)
+    if distance is None:
+        assert promise == "no"
+    elif promise == "no":
+        assert distance > 1e-6
+    else:
+        assert distance < (1e-12 if promise == "exact" else 1e-10)
 
 
 DECAYED = {"hyper_connections": {"dynamic"}}  # of the depth axis, because the method's own paper says so
