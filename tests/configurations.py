@@ -63,6 +63,7 @@ VARIANTS = [
     "value_residual(form='sparse')",
     "value_residual(form='learnable', start='standard')",
     "value_residual(form='learnable_plus')",
+    "value_residual(form='learnable_plus', start='standard')",
     "value_residual(form='gated')",
     "muddformer(ways=1, dynamic=False)",
     "muddformer(ways=2, expand_last=False)",

@@ -39,18 +39,18 @@ class ValueResidual(FirstValue):
         """form: of (l1, l2). "identity" is (1/2, 1/2), the only one in the authors' code; "constant" (2, 1);
         "sparse" (5, 1) in the last third of the attentions alone; "learnable" two scalars per attention;
         "learnable_plus" l1_n = s softmax(lambda)_n over the n that mix, and l2_n; "gated" per token and head
-        (1 - m, m), m = sigmoid(W norm(x) + c). start, of the learnable form: "paper" is (1/2, 1/2),
-        "standard" (0, 1), the standard Transformer.
+        (1 - m, m), m = sigmoid(W norm(x) + c). start, of the learnable forms: "paper" is (1/2, 1/2) and s
+        the number of those n, "standard" (0, 1) and s = 0, the standard Transformer.
         """
 
         form: Literal["identity", "constant", "sparse", "learnable", "learnable_plus", "gated"] = "identity"
         start: Literal["paper", "standard"] = "paper"
 
         def check(self) -> None:
-            if self.start == "standard" and self.form != "learnable":
+            if self.start == "standard" and not self.form.startswith("learnable"):
                 raise InputError(
                     f"value_residual(form={self.form!r}, start='standard'): this form has no such start; use "
-                    "form='learnable'"
+                    "form='learnable' or 'learnable_plus'"
                 )
 
         def readers(self, layout: Layout) -> list[int]:
@@ -94,7 +94,8 @@ class ValueResidual(FirstValue):
     @classmethod
     def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
         count = len(cfg.readers(layout))
-        shared = SharedWeights(count) if cfg.form == "learnable_plus" and count else None
+        plus = cfg.form == "learnable_plus" and count
+        shared = SharedWeights(count, 0.0 if cfg.start == "standard" else float(count)) if plus else None
         blocks: list[list[Connection]] = [
             [cls(cfg, layout, block, index, shared) for index in range(len(kinds))]
             for block, kinds in enumerate(layout.blocks)
@@ -112,7 +113,7 @@ def _value_mix(cfg: Any, layout: Layout, place: int, shared: SharedWeights | Non
         return ScalarMix(0.0, 1.0) if cfg.start == "standard" else ScalarMix(0.5, 0.5)
     if shared is None:
         raise InputError("value_residual(form='learnable_plus') shares weights; use ValueResidual.network")
-    return PlusMix(shared, place)
+    return PlusMix(shared, place, 1.0 if cfg.start == "standard" else 0.5)
 
 
 class FixedMix(nn.Module):
@@ -138,11 +139,11 @@ class ScalarMix(nn.Module):
 
 
 class SharedWeights(nn.Module):
-    """l1 of all attentions that mix: s softmax(lambda), s from their number, lambda from 0, so 1 each."""
+    """l1 of all attentions that mix: s softmax(lambda), s from `scale` (their number: 1 each), lambda from 0."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, scale: float) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor(float(count)))
+        self.scale = nn.Parameter(torch.tensor(scale))
         self.logits = nn.Parameter(torch.zeros(count)) if count > 1 else None
 
     def forward(self, place: int) -> Tensor:
@@ -154,13 +155,13 @@ class SharedWeights(nn.Module):
 
 
 class PlusMix(nn.Module):
-    """l1 V_1 + l2 V with l1 shared out between the attentions and l2 of its own, from 1/2."""
+    """l1 V_1 + l2 V with l1 shared out between the attentions and l2 of its own, from `own`."""
 
-    def __init__(self, shared: SharedWeights, place: int) -> None:
+    def __init__(self, shared: SharedWeights, place: int, own: float) -> None:
         super().__init__()
         self.__dict__["shared"] = shared  # the stream registers it, once
         self.place = place
-        self.own = nn.Parameter(torch.tensor(0.5))
+        self.own = nn.Parameter(torch.tensor(own))
 
     def forward(self, first: Tensor, own: Tensor, x: Tensor) -> Tensor:
         shared: SharedWeights = self.__dict__["shared"]
