@@ -52,7 +52,8 @@ class SinkSlot(Slot):
         """
         first = next(x for x in new.values() if x is not None)
         given, seen = new.pop("segment"), self.length if self.count is None else self.count
-        self._packed = self._packed or given is not None
+        if self.count is None:  # a compiled step would be compiled anew where this changes
+            self._packed = self._packed or given is not None
         segment = first.new_zeros(first.shape[:2], dtype=torch.int64) if given is None else given
         rank = document_positions(segment, self._last(seen))
         rows = super().append(**new, segment=segment, rank=rank)
@@ -98,7 +99,8 @@ class SinkSlot(Slot):
         """Refuse a rollback to `length` tokens when rows it needs are gone."""
         super().check_rollback(length)
         back, places = self._high - length, self._pinned["rank"].shape[1]
-        if length and self._packed and back > self.max_rollback and self._high > places:
+        packed = self._packed or self.count is not None  # steps of fixed shapes always have documents
+        if length and packed and back > self.max_rollback and self._high > places:
             raise InputError(
                 f"cannot take back to token {length}, {back} before the last: sink tokens of earlier "
                 f"documents are kept for {self.max_rollback}; make the cache with max_rollback of at least {back}"

@@ -136,13 +136,12 @@ def test_fixed_shapes_feed_the_same(depth, sequence):
     same(fed(model, x, [6, 1, 1, 5], cache, segments=segments), model(x, segments=segments))
 
 
-def graphs(model: twoaxis.Decoder, x: Tensor, fullgraph: bool = True) -> int:
+def graphs(model: twoaxis.Decoder, x: Tensor) -> int:
     """Graphs that decoding x token by token compiles; its logits are those of one forward."""
     torch._dynamo.reset()
     counters.clear()
-    step = compiled_step(
-        model, model.new_cache(len(x), x.shape[1], fixed_shapes=True), backend="eager", fullgraph=fullgraph
-    )
+    cache = model.new_cache(len(x), x.shape[1], fixed_shapes=True)
+    step = compiled_step(model, cache, backend="eager", fullgraph=True)
     same(torch.cat([step(token) for token in x.split(1, 1)], 1), model(x))
     return counters["stats"]["unique_graphs"]
 
@@ -156,6 +155,7 @@ traced = pytest.mark.filterwarnings("ignore:.*autograd functions are all static"
     [
         Case("ddl(value_dim=4, compressor='token')", "bias and sink"),
         Case("attnres", "canon"),
+        Case("mhc", "sink tokens"),
     ],
     ids=str,
 )
@@ -173,13 +173,18 @@ def test_a_step_of_fixed_shapes_compiles_once(case):
 )
 @quiet
 def test_every_step_of_fixed_shapes_compiles_once(case):
-    if case.sequence in ("sink tokens", "local mixers inside"):
-        # sinks are refused in interleaved documents, which needs a look at values: graphs break there, but
-        # more steps compile nothing more
-        model = case.model(n_blocks=2).eval()
-        assert graphs(model, tokens(2, 5), fullgraph=False) == graphs(model, tokens(2, 9), fullgraph=False)
-        return
     assert graphs(case.model(n_blocks=2).eval(), tokens(2, 9)) == 1
+
+
+@traced
+@quiet
+def test_a_compiled_step_refuses_interleaved_documents():
+    model = Case("additive", "sink tokens").model(n_blocks=1).eval()
+    torch._dynamo.reset()
+    step = compiled_step(model, model.new_cache(1, 9, fixed_shapes=True), backend="eager", fullgraph=True)
+    feed = [(x, torch.tensor([[number % 2]])) for number, x in enumerate(tokens(1, 6).split(1, 1))]
+    with pytest.raises((InputError, RuntimeError), match="sink_tokens with interleaved segments"):
+        [step(token, segments=document) for token, document in feed]
 
 
 def test_what_a_compiled_step_needs():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from agreement import error
 
-from twoaxis import ops
+from twoaxis import InputError, ops
 from twoaxis.ops import reference
 from twoaxis.ops.precision import CHUNK, few
 
@@ -74,3 +74,40 @@ def test_many_tokens_and_training_take_the_other_way():
     with torch.no_grad():
         assert not few(sources((0, 3)))
         assert not few((torch.empty(CHUNK // 2 + 1),) * 2)
+
+
+@pytest.mark.parametrize("lead", [(2, 3), (2, 1, 3)], ids=str)
+def test_token_mix(lead):
+    xs = sources(lead)
+    weights = torch.randn(*lead, 4, 5, dtype=torch.float64)
+    trained = ops.token_mix(xs, weights)  # gradients are on: the way of training
+    wanted = reference.token_mix(xs, weights)
+    with torch.no_grad():
+        found = ops.token_mix(xs, weights)
+    assert len(found) == 4
+    assert max(error(a, b) for a, b in zip((*found, *trained), (*wanted, *wanted), strict=True)) < 1e-12
+    with pytest.raises(InputError, match=r"give \(\.\.\., O, n\)"):
+        ops.token_mix(xs, weights[..., :4])
+
+
+@pytest.mark.parametrize("last", ["rows", "columns"])
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+@torch.no_grad()
+def test_sinkhorn_of_one_matrix(scale, last):
+    R = torch.randn(1, 2, 3, 3, dtype=torch.float64) * scale
+    for iterations in (0, 1, 20):
+        found, wanted = (f(R, iterations, last=last) for f in (ops.sinkhorn, reference.sinkhorn))
+        assert found.shape == R.shape
+        assert error(found, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("m", [None, 3])
+def test_delta_rewrite(m):
+    X, h = (
+        torch.randn(2, 1, D, *([m] if m else []), dtype=torch.float64),
+        torch.randn(2, 1, D, dtype=torch.float64),
+    )
+    value, gate = torch.randn(2, 1, m or 1, dtype=torch.float64), torch.rand(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        found = ops.delta_rewrite(X, h, value, gate, 1e-5)
+    assert error(found, reference.delta_rewrite(X, h, value, gate, 1e-5)) < 1e-12

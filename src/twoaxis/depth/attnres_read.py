@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depth_read, mix, rms
+from twoaxis.ops import depth_read, rms, token_mix
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.types import Layout
 
@@ -59,7 +59,7 @@ class Route(nn.Module):
         _, weights = depth_read(
             query, keys, key_gain=self.key_gain, key_norm_eps=self.eps, return_weights=True
         )
-        h = mix(sources, weights.unbind(-1))
+        (h,) = token_mix(sources, weights.unsqueeze(-2))
         return h if eps is None or gain is None else F.rms_norm(h, (d,), gain.to(h.dtype), eps)
 
     def _query_of(self, newest: Tensor) -> Tensor:

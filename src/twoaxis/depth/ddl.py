@@ -26,7 +26,7 @@ from twoaxis.depth.ddl_compress import DDLStream, new_compressor, new_memory
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import delta_rewrite
-from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.ops.precision import cast, compute_dtype, full_precision
 from twoaxis.types import DTYPES, Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
 
@@ -201,11 +201,12 @@ class DDL(Connection):
         """Target v (B, T, m) and gate beta (B, T, 1) from the raw read u and its norm c, both (B, T, d)."""
         cfg, dtype = self.cfg, compute_dtype(u)
         with full_precision(u):
-            inner = c.to(dtype) if self.gate_in is None else _linear(self.gate_in, c.to(dtype)).tanh()
+            context = cast(c, dtype)
+            inner = context if self.gate_in is None else _linear(self.gate_in, context).tanh()
             beta = 2 * _linear(self.gate, inner).sigmoid()
             if self.target is None:
                 return beta.new_full((*u.shape[:-1], cfg.value_dim), cfg.target_const), beta
-            v = _linear(self.target, (u if cfg.target_source == "raw" else c).to(dtype))
+            v = _linear(self.target, cast(u, dtype) if cfg.target_source == "raw" else context)
         return (cfg.target_scale * v.sigmoid() if cfg.target_act == "sigmoid" else v), beta
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
@@ -223,7 +224,8 @@ class DDL(Connection):
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """The layer in x's precision."""
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    bias = None if layer.bias is None else cast(layer.bias, x.dtype)
+    return F.linear(x, cast(layer.weight, x.dtype), bias)
 
 
 def _write_only(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from twoaxis.cache import Remembers, Slot
 from twoaxis.depth.connection import State, Stream
 from twoaxis.ops import depthwise_causal_conv
-from twoaxis.ops.precision import compute_dtype
+from twoaxis.ops.precision import cast, compute_dtype
 from twoaxis.types import DTYPES, Context, Layout, TensorSpec
 
 
@@ -91,8 +91,10 @@ class ChannelCompressor(nn.Module):
         return (windows[:, left : left + m].flip(1) * self.read[:, None]).sum(1)
 
     def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
-        wide = X.to(compute_dtype(X))
-        return (wide * self.effective().to(wide.dtype)).sum(-1).to(X.dtype)
+        wide = cast(X, compute_dtype(X))
+        name = ("effective", id(self))  # a block's places share it, and in decoding fold it once
+        folded = self.effective() if ctx.cache is None else ctx.cache.once(name, self.effective)
+        return cast((wide * cast(folded, wide.dtype)).sum(-1), X.dtype)
 
 
 class FreeCompressor(nn.Module):

@@ -23,7 +23,7 @@ from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.depth.inside import Heads, attentions_at, attentions_before, run_inside
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depth_read, mix
+from twoaxis.ops import depth_read, token_mix
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
 
@@ -151,7 +151,8 @@ class DepthAttention(Connection):
         query = q.to(rows[-1].dtype).unflatten(2, (rows[-1].shape[2], -1)).mean(3)
         scale = self.key_width**-0.5
         _, weights = depth_read(query, keys, key_norm_eps=None, scale=scale, return_weights=True)
-        return mix(values, weights.unbind(-1))
+        (mixed,) = token_mix(values, weights.unsqueeze(-2))
+        return mixed
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, History]:
         return Reads(self.norm(state["stream"])), state["sources"]

@@ -23,7 +23,7 @@ from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -103,12 +103,17 @@ class HyperConnections(Connection):
                 boundary_bytes={"full": streams.nbytes},
             )
 
+    is_alpha: Tensor
+
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
         n, d = cfg.streams, layout.d_model
         self.norm: nn.Module = RMSNorm(d, layout.norm_eps)
         read = F.one_hot(torch.tensor(layout.sublayer(block, index) % n), n).float()
         self.static = nn.Parameter(torch.cat((read[:, None], torch.eye(n), torch.ones(n, 1)), 1))
+        self.register_buffer(
+            "is_alpha", torch.arange(n + 2) <= n, persistent=False
+        )  # columns that s_a scales
         if cfg.dynamic:
             self.dynamic = nn.Parameter(torch.zeros(d, n + 2))
             self.s_alpha = nn.Parameter(torch.tensor(0.01))
@@ -117,29 +122,43 @@ class HyperConnections(Connection):
 
     def weights(self, H: Tensor) -> Tensor:
         """[A_m | A_r | B] of every token, (B, T, n, n+2), in H's dtype."""
-        static = self.static.to(H.dtype)
+        static = cast(self.static, H.dtype)
         if not self.cfg.dynamic:
             return static.expand(*H.shape[:2], -1, -1)
-        W = self.dynamic.to(H.dtype)
+        W = cast(self.dynamic, H.dtype)
         if self.gain is None:
             change = F.layer_norm(H, H.shape[-1:], eps=self.layout.norm_eps) @ W
         else:  # the norm's factor per stream and its gain commute with the product
             length = torch.linalg.vector_norm(H, dim=-1, keepdim=True).clamp_min(1e-12)
             change = H @ ((1 + self.gain.to(H.dtype))[:, None] * W) * (math.sqrt(H.shape[-1]) / length)
-        scale = torch.cat((self.s_alpha.expand(W.shape[1] - 1), self.s_beta.expand(1))).to(H.dtype)
+        scale = cast(torch.where(self.is_alpha, self.s_alpha, self.s_beta), H.dtype)
         return torch.addcmul(static, scale, change.tanh() if self.cfg.tanh else change)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
         with full_precision(state):
-            H = state.to(compute_dtype(state))
+            H = cast(state, compute_dtype(state))
+            weights = self.weights(H)
+            if few((H,)):
+                return self.read_few(H, weights, state.dtype)
             # batched products of small matrices are fast for contiguous ones only
-            A_m, A_r, B = (w.contiguous() for w in self.weights(H).split((1, self.cfg.streams, 1), -1))
+            A_m, A_r, B = (w.contiguous() for w in weights.split((1, self.cfg.streams, 1), -1))
             h0 = (A_m.mT @ H).squeeze(-2)
         return Reads(self.norm(h0.to(state.dtype))), (A_r, B)
+
+    def read_few(self, H: Tensor, weights: Tensor, dtype: torch.dtype) -> tuple[Reads, tuple[Tensor, Tensor]]:
+        """The read in the few tokens of a step: one product reads and mixes, and the streams are carried mixed."""
+        n, tokens = self.cfg.streams, H.shape[0] * H.shape[1]
+        weights = weights.reshape(tokens, n, n + 2)
+        mixed = torch.bmm(weights.mT, H.view(tokens, n, -1))  # (N, n + 2, d), of which the last row is idle
+        h0 = cast(mixed[:, 0], dtype).view(*H.shape[:2], -1)
+        return Reads(self.norm(h0)), (mixed[:, 1:-1], weights[..., -1:])
 
     def write(self, state: State, carry: tuple[Tensor, Tensor], y: Tensor, ctx: Context) -> State:
         with full_precision(state):
             A_r, B = carry
+            if A_r.ndim == 3:  # H was mixed by the read
+                o = cast(y, A_r.dtype).view(len(A_r), 1, -1)
+                return cast(torch.addcmul(A_r, B, o).view(state.shape), state.dtype)
             H, o = state.to(A_r.dtype), y.to(A_r.dtype).unsqueeze(-2)
             out = torch.baddbmm((A_r.mT @ H).flatten(0, 1), B.flatten(0, 1), o.flatten(0, 1))
         return out.view(state.shape).to(state.dtype)

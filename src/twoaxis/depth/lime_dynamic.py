@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from twoaxis.depth.connection import Connection, State
 from twoaxis.depth.history import History
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mix
+from twoaxis.ops import token_mix
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.types import Context, Layout, Reads
 
@@ -36,7 +36,7 @@ class HiddenMix(nn.Module):
             scores = F.linear(h, self.score.weight.to(h.dtype), self.score.bias.to(h.dtype))
             scores = scores.unflatten(-1, (self.views, -1))  # (B, T, views, n)
             weights = scores.softmax(-1) if self.gate == "softmax" else scores.relu()
-        return tuple(mix(streams, w.unbind(-1)) for w in weights.unbind(-2))
+        return token_mix(streams, weights)
 
 
 class DynamicLIMe(Connection):

@@ -25,7 +25,7 @@ from twoaxis.depth.mhc_coefficients import Coefficients
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn
-from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 APART = 8.0  # how far below 0 the logits of all but the identity start (public code of 2601.05732)
@@ -163,7 +163,8 @@ class MHC(Connection):
         """P, Q (B, T, n) and H (B, T, n, n), None for no mixing; B = T = 1 if they are static."""
         P, Q, R = self.coefficients(X)
         H = self.mixing(R) if R.shape[-1] else None
-        return self.gate(P) + self.cfg.eps, self.cfg.write_scale * self.gate(Q), H
+        P = self.gate(P)
+        return P + self.cfg.eps if self.cfg.eps else P, self.cfg.write_scale * self.gate(Q), H
 
     def gate(self, logits: Tensor) -> Tensor:
         """Shares of the streams, equal ones without logits; or a sigmoid for each."""
@@ -181,14 +182,29 @@ class MHC(Connection):
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor | None]]:
         with full_precision(state):
-            X = state.to(compute_dtype(state))
+            X = cast(state, compute_dtype(state))
             P, Q, H = self.gates(X)
+            if few((X,)) and H is not None and P.shape[:2] == H.shape[:2] == X.shape[:2]:
+                return self.read_few(X, P, Q, H, state.dtype)
             h = (P.unsqueeze(-2) @ X).squeeze(-2)
-        return Reads(self.norm(h.to(state.dtype))), (Q, H)
+        return Reads(self.norm(cast(h, state.dtype))), (Q, H)
+
+    def read_few(
+        self, X: Tensor, P: Tensor, Q: Tensor, H: Tensor, dtype: torch.dtype
+    ) -> tuple[Reads, tuple[Tensor, Tensor]]:
+        """The read in the few tokens of a step: one product reads and mixes, and the streams are carried mixed."""
+        n, tokens = self.cfg.streams, X.shape[0] * X.shape[1]
+        weights = torch.cat((P.view(tokens, 1, n), H.view(tokens, n, n)), 1)
+        mixed = torch.bmm(weights, X.view(tokens, n, -1))  # (N, 1 + n, d)
+        h = cast(mixed[:, 0], dtype).view(*X.shape[:2], -1)
+        return Reads(self.norm(h)), (Q.view(tokens, n, 1), mixed[:, 1:])
 
     def write(self, state: State, carry: tuple[Tensor, Tensor | None], y: Tensor, ctx: Context) -> State:
         (Q, H), lead = carry, state.shape[:2]
         with full_precision(state):
+            if H is not None and H.ndim == 3:  # X was mixed by the read
+                o = cast(y, Q.dtype).view(len(Q), 1, -1)
+                return cast(torch.addcmul(H, Q, o).view(state.shape), state.dtype)
             X, o = state.to(Q.dtype), y.to(Q.dtype).unsqueeze(-2)
             mixed = X if H is None else H.expand(*lead, -1, -1).contiguous() @ X
             writes = Q.unsqueeze(-1).expand(*lead, -1, -1)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoaxis.ops.precision import cast
 from twoaxis.types import Layout
 
 
@@ -22,12 +23,15 @@ class Coefficients(nn.Module):
         self.sizes, self.eps = sizes, layout.norm_eps
         self.used = [size for size in sizes if size]
         self.bias = nn.Parameter(torch.zeros(sum(sizes))) if self.used else None
+        self.group: torch.Tensor
         self.phi: nn.Parameter | None = None
         self.scale: nn.Parameter | None = None
         if cfg.dynamic and self.used:
             std, a = (layout.init_std, 1.0) if cfg.start == "random" else (0.0, 0.01)
             self.phi = nn.Parameter(torch.randn(cfg.streams * layout.d_model, sum(sizes)) * std)
             self.scale = nn.Parameter(torch.full((len(self.used),), a))
+            group = torch.arange(len(self.used)).repeat_interleave(torch.tensor(self.used))
+            self.register_buffer("group", group, persistent=False)  # of each column
 
     def start_at(self, bias: Tensor) -> None:
         """Set b."""
@@ -38,15 +42,16 @@ class Coefficients(nn.Module):
         """z phi (B, T, columns); the division by the rms comes after the product."""
         assert self.phi is not None
         x = X.flatten(-2)
-        return (x @ self.phi.to(x.dtype)) * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x @ cast(self.phi, x.dtype)) * (lengths.square() / x.shape[-1] + self.eps).rsqrt()
 
     def forward(self, X: Tensor) -> tuple[Tensor, ...]:
         """The logits of each group (B, T, size), or (1, 1, size) without phi, in X's dtype."""
         if self.bias is None:
             return X.new_zeros(1, 1, 0).split(self.sizes, -1)
-        logits = self.bias.to(X.dtype).expand(1, 1, -1)
-        if self.phi is not None and self.scale is not None:
-            scales = self.scale.to(X.dtype).unbind()
-            a = torch.cat([a.expand(size) for a, size in zip(scales, self.used, strict=True)])
-            logits = torch.addcmul(logits, self.project(X), a)
-        return logits.split(self.sizes, -1)
+        logits = cast(self.bias, X.dtype)
+        if self.phi is None or self.scale is None:
+            logits = logits.expand(1, 1, -1)
+        else:
+            logits = torch.addcmul(logits, self.project(X), cast(self.scale, X.dtype)[self.group])
+        return logits.split_with_sizes(self.sizes, -1)

@@ -12,7 +12,7 @@ from twoaxis.depth.connection import DepthConfig, qkv_index
 from twoaxis.depth.history import largest_boundary, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mix, rms
+from twoaxis.ops import mix, rms, token_mix
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.types import Coordinates, Cost, Layout, Shape, StandardStart, TensorSpec
 
@@ -148,8 +148,8 @@ class DenseMix(nn.Module):
     def forward(self, sources: tuple[Tensor, ...], newest: Tensor) -> tuple[Tensor, ...]:
         """Z^c, one tensor (B, T, d) per way; `newest` is the last source, before its norm if it has one."""
         A = self.weights(newest)
-        ways = [mix(sources, A_c if self.down is None else A_c.unbind(-1)) for A_c in A.unbind(-2)]
+        ways = token_mix(sources, A) if A.ndim > 2 else tuple(mix(sources, A_c) for A_c in A.unbind(0))
         if self.post_norm is None:
-            return tuple(ways)
+            return ways
         normed = [self.cfg.pre_post_form == "paper" or c == self.ways - 1 for c in range(self.ways)]
         return tuple(newest + (self.post_norm(z) if n else z) for z, n in zip(ways, normed, strict=True))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from twoaxis.depth.window_rule import Logits, States, added
-from twoaxis.ops import depth_read, mix, rms
+from twoaxis.ops import depth_read, rms, token_mix
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.sequence.rotary import rotary_angles, rotate
 from twoaxis.types import Layout
@@ -71,7 +71,7 @@ class WindowRead(nn.Module):
         assert self.key is not None
         if self.cfg.position == "rope":
             weights = self.weights(states[-1], tuple(self.key(s) for s in states), logits)
-            return [mix(states, a.unbind(-1)) for a in weights.unbind(-2)]
+            return list(token_mix(states, weights))
         q = self.query(states[-1]).unflatten(-1, (self.cfg.heads, self.width))
         W_K = self.key.weight.unflatten(0, (self.cfg.heads, self.width))
         reads = []
@@ -91,7 +91,8 @@ class WindowRead(nn.Module):
         """W_O z (B, T, d) from the current state and the window's keys and values: equals `forward`."""
         weights = self.weights(state, keys)
         heads = tuple(v.unflatten(-1, (self.cfg.heads, self.width)) for v in values)
-        return self.output(mix(heads, weights.unbind(-1)).flatten(-2))
+        (mixed,) = token_mix(heads, weights.unsqueeze(-2))
+        return self.output(mixed.flatten(-2))
 
     def weights(self, state: Tensor, keys: States, logits: Logits = None) -> Tensor:
         """a (B, T, heads, n) of the current state over the window's keys (B, T, d)."""

@@ -174,9 +174,10 @@ class _Rows:
         segments, n = self.segments, draft.shape[1]
         if segments is not None and n:
             segments = torch.cat((segments, segments[:, -1:].expand(-1, n)), 1)
-        with _evaluating(self.modules):
+        with _evaluating(self.modules), torch.inference_mode():
             logits = self.model(unread, segments=segments, cache=self.cache, last=n + 1)
-        new = self._chosen(logits, draft)
+            new = self._chosen(logits, draft)
+        new = new.clone()  # an ordinary tensor, for whatever is done with it
         if n:
             kept = accepted(draft, new, self.ended)
             self.cache.drop_last(n - kept)

@@ -10,7 +10,7 @@ from .delta_rewrite import delta_rewrite
 from .depth_read import depth_read
 from .gated_mix import gated_mix
 from .local_attention import local_attention
-from .mix import mix
+from .mix import mix, token_mix
 from .norm import rms
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
 from .window import check_window, visible, visible_pairs
@@ -30,6 +30,7 @@ __all__ = [
     "rms",
     "sinkhorn",
     "sinkhorn_error",
+    "token_mix",
     "visible",
     "visible_pairs",
     "window_for",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .checks import check_rewrite
 from .first_order import first_order
-from .precision import compute_dtype, full_precision
+from .precision import cast, compute_dtype, full_precision
 
 
 def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:
@@ -27,8 +27,22 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
     """
     expanded = check_rewrite(state, direction, value, gate)
     lead, m = direction.shape[:-1], state.shape[-1] if expanded else 1
-    out: Tensor = _Rewrite.apply(eps, state, direction, value.reshape(*lead, m), gate.reshape(*lead, 1))
+    v, beta = value.reshape(*lead, m), gate.reshape(*lead, 1)
+    if not torch.is_grad_enabled():
+        return _rewritten(eps, state, direction, v, beta)
+    out: Tensor = _Rewrite.apply(eps, state, direction, v, beta)
     return out
+
+
+def _rewritten(eps: float, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor) -> Tensor:
+    """X + h c^T with c = beta (v - X^T h / rho) / rho, rho = sqrt(|h|^2 + eps^2)."""
+    dtype = compute_dtype(state, direction)
+    with full_precision(state):
+        X, h, v, beta = (cast(x, dtype) for x in (state, direction, value, gate))
+        inverse = _squares(h, eps).rsqrt_()
+        c = torch.addcmul(v, _read(X, h), inverse, value=-1) * (beta * inverse)
+        out = torch.addcmul(X, *_outer(X, h, c))
+    return cast(out, state.dtype)
 
 
 class _Rewrite(torch.autograd.Function):
@@ -40,12 +54,7 @@ class _Rewrite(torch.autograd.Function):
     ) -> Tensor:
         ctx.eps = eps
         ctx.save_for_backward(state, direction, value, gate)
-        dtype = compute_dtype(state, direction)
-        with full_precision(state):
-            X, h, v, beta = (x.to(dtype) for x in (state, direction, value, gate))
-            rho = _length(h, eps)
-            c = (v - _read(X, h) / rho) * (beta / rho)
-            return torch.addcmul(X, *_outer(X, h, c)).to(state.dtype)
+        return _rewritten(eps, state, direction, value, gate)
 
     @staticmethod
     @first_order
@@ -55,7 +64,7 @@ class _Rewrite(torch.autograd.Function):
         with full_precision(grad):
             X, h, v, beta = (x.to(dtype) for x in tensors)
             G = grad.to(dtype)
-            rho = _length(h, ctx.eps)
+            rho = _squares(h, ctx.eps).sqrt_()
             r, p = _read(X, h) / rho, _read(G, h) / rho
             e, step = v - r, beta / rho
             dX = torch.addcmul(G, *_outer(X, h, p * -step))
@@ -65,9 +74,9 @@ class _Rewrite(torch.autograd.Function):
             return None, *(d.to(x.dtype) for d, x in zip(found, tensors))
 
 
-def _length(h: Tensor, eps: float) -> Tensor:
-    """sqrt(|h|^2 + eps^2), (..., 1)."""
-    return torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_().add_(eps**2).sqrt_()
+def _squares(h: Tensor, eps: float) -> Tensor:
+    """|h|^2 + eps^2, (..., 1)."""
+    return torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_().add_(eps**2)
 
 
 def _read(X: Tensor, h: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
+from . import few_tokens
 from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
 from .first_order import first_order
 from .precision import compute_dtype, few, full_precision
-from .token_read import FewTokens, Options, TokenRead
+from .token_read import Options, TokenRead
 
 
 @overload
@@ -68,9 +69,7 @@ def depth_read(
     rows = None if bias is None else _bias_rows(bias, sources[0])
     result: tuple[Tensor, Tensor]
     if few(sources):
-        with full_precision(sources[0]):
-            read, a = FewTokens(options, query, key_gain, output_gain, rows, sources).read()
-        result = read.to(source_dtype(sources)).view(sources[0].shape), a
+        result = few_tokens.depth_read(options, query, key_gain, output_gain, rows, sources)
     else:
         result = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
     if not return_weights:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from . import few_tokens
 from .checks import source_dtype
 from .first_order import first_order
 from .precision import compute_dtype, few, full_precision
@@ -28,7 +29,7 @@ def gated_mix(
     """
     check_gated_mix(sources, weights, gate)
     if few(sources):
-        return _gated_mix_few(sources, weights, gate, norm_eps)
+        return few_tokens.gated_mix(sources, weights, gate, norm_eps)
     reads: tuple[Tensor, ...] = _GatedMix.apply(norm_eps, weights, gate, *sources)
     return reads
 
@@ -44,20 +45,6 @@ def check_gated_mix(sources: Sequence[Tensor], weights: Tensor, gate: Tensor) ->
         raise InputError(
             f"weights {tuple(weights.shape)} for {len(gate)} reads of {n} sources: give (O, n) or (O, n, d)"
         )
-
-
-def _gated_mix_few(
-    sources: Sequence[Tensor], weights: Tensor, gate: Tensor, eps: float | None
-) -> tuple[Tensor, ...]:
-    """The same for the few tokens of a step, by stacked sources."""
-    dtype, shape = compute_dtype(*sources), sources[0].shape
-    with full_precision(sources[0]):
-        x = torch.stack(tuple(sources)).to(dtype).reshape(len(sources), -1, shape[-1])  # (n, N, d)
-        b = weights.to(dtype).transpose(0, 1)  # (n, O) or (n, O, d)
-        gates = _scores(x, gate.to(dtype), eps)[0].clamp_(min=0)  # (n, N, O)
-        share = gates[..., None] + (b[:, None, :, None] if b.ndim == 2 else b[:, None])  # (n, N, O, 1 or d)
-        reads = (share * x[:, :, None]).sum(0).to(source_dtype(sources))  # (N, O, d)
-    return tuple(read.reshape(shape) for read in reads.unbind(1))
 
 
 class _GatedMix(torch.autograd.Function):

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InputError
+from . import few_tokens
 from .checks import Weights, check_mix, source_dtype
 from .first_order import first_order
 from .precision import compute_dtype, few, full_precision, token_chunks
@@ -25,19 +27,25 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
     """
     rows = check_mix(sources, weights)
     if isinstance(weights, Tensor) and few(sources):
-        return _mix_few(sources, weights)
+        return few_tokens.mix(sources, weights)
     out: Tensor = _Mix.apply(len(rows), *rows, *sources)
     return out
 
 
-def _mix_few(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """The same for the few tokens of a step: sources stacked, weights (n,) or (n, d)."""
-    dtype, x = compute_dtype(*sources), sources[0]
-    with full_precision(x):
-        stacked = torch.stack(tuple(sources)).to(dtype).reshape(len(sources), -1, x.shape[-1])
-        w = weights.to(dtype)
-        total = (stacked * (w[:, None, None] if w.ndim == 1 else w[:, None])).sum(0)
-    return total.view(x.shape).to(source_dtype(sources))
+def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
+    """O sums sum_j w_oj x_j of the same sources, by weights of each token's own (MUDDFormer 2502.12170).
+
+    sources: tuple of n tensors (..., d) of one shape. weights: (..., O, n). Returns O tensors (..., d); precision
+    and backward as in `mix`.
+    """
+    shape = sources[0].shape if len(sources) else ()
+    if weights.ndim < 2 or weights.shape[:-2] != shape[:-1] or weights.shape[-1] != len(sources):
+        raise InputError(
+            f"weights {tuple(weights.shape)} for {len(sources)} sources {tuple(shape)}: give (..., O, n)"
+        )
+    if few(sources):
+        return few_tokens.token_mix(sources, weights)
+    return tuple(mix(sources, w.unbind(-1)) for w in weights.unbind(-2))
 
 
 class _Mix(torch.autograd.Function):

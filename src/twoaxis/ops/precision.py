@@ -14,6 +14,11 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype; nothing is called where it has it."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not touch the reductions on `x`'s device."""
     kind = x.device.type

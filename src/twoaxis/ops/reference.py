@@ -143,6 +143,11 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
     return total.to(source_dtype(sources))
 
 
+def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
+    """sum_j w_oj x_j for each o of weights (..., O, n); see `ops.token_mix`."""
+    return tuple(mix(sources, row.unbind(-1)) for row in weights.unbind(-2))
+
+
 def gated_mix(
     sources: Sequence[Tensor], weights: Tensor, gate: Tensor, *, norm_eps: float | None = None
 ) -> tuple[Tensor, ...]:

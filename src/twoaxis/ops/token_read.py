@@ -202,26 +202,3 @@ class TokenRead:
         dgain = (dkeyed * query.reshape(-1, self.d)).sum(0)
         dquery = (dkeyed * key_gain.to(self.dtype)).view(query.shape)
         return dquery.to(query.dtype), dgain.to(key_gain.dtype)
-
-
-class FewTokens(TokenRead):
-    """The read of a decoding step: the sources of few tokens are stacked, and a handful of calls does it all.
-
-    For a step, calls cost more than copies. It has no gradients.
-    """
-
-    sources: Tensor  # type: ignore[assignment]  # (n, N, d)
-
-    def flat(self, sources: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
-        return torch.stack(tuple(sources)).to(self.dtype).reshape(len(sources), -1, self.d)
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """The read (N, d) and the weights (n, N, H), in the compute dtype."""
-        v, every = self.sources, slice(None)
-        factors = v.new_ones(())
-        if self.o.eps is not None:
-            factors = v.square().mean(-1, keepdim=True).add_(self.o.eps).rsqrt_()
-        a = self.weights(self.dot(v, self.keyed), factors, every)
-        one = self.o.heads == 1
-        mixed = (v * a).sum(0) if one else (self.split(v) * a[..., None]).sum(0).flatten(-2)
-        return self.normed(mixed), a

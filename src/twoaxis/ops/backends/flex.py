@@ -64,7 +64,8 @@ def _kernel(compiled: bool) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=64)
 def _window_mask(Tq: int, Tk: int, window: int | None, sink_tokens: int, device: torch.device) -> Any:
     """The block mask of a shape, made once."""
-    return _block_mask(_visible(Tk - Tq, window, sink_tokens, None), None, Tq, Tk, device)
+    with torch.inference_mode(False):  # training may use it after generation
+        return _block_mask(_visible(Tk - Tq, window, sink_tokens, None), None, Tq, Tk, device)
 
 
 def _block_mask(visible: Callable[..., Tensor], B: int | None, Tq: int, Tk: int, device: torch.device) -> Any:

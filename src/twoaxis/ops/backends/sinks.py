@@ -58,7 +58,9 @@ def _previous_token(segments: Tensor) -> Tensor:
 
 def _refuse_interleaved(segments: Tensor, ranks: Tensor, previous: Tensor) -> None:
     before = segments.gather(1, previous.clamp(min=0))
-    if bool(((segments >= 0) & (ranks > 0) & (before != segments)).any()):
-        raise InputError(
-            "sink_tokens with interleaved segments: give every segment one stretch of tokens per row"
-        )
+    wrong = ((segments >= 0) & (ranks > 0) & (before != segments)).any()
+    message = "sink_tokens with interleaved segments: give every segment one stretch of tokens per row"
+    if torch.compiler.is_compiling():  # a check that is part of the graph: RuntimeError, with the same words
+        torch._assert_async(~wrong, message)
+    elif bool(wrong):
+        raise InputError(message)
