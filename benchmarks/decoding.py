@@ -1,16 +1,17 @@
 """Decoding speed: tokens per second of generate() against others, and what each depth method adds to a step.
 
-    python benchmarks/decoding.py [--rounds 7] [--threads 1] [--prompt 32] [--new 64] [--part both] [--json FILE]
+    python benchmarks/decoding.py [--part peers|depths|both] [--only NAME ...] [--batch 1 8] [--rounds 5] [--new 32]
+                                  [--litgpt PYTHON] [--json FILE]
 
-The plain model (d=512, 12 blocks, 8 heads, SwiGLU 1376, vocabulary 8192, tied, float32) decodes greedily at
-batch 1 and 8 beside transformers' LlamaForCausalLM.generate() and, where litgpt is installed, litgpt's own
-greedy loop, all of the same shape. litgpt and transformers ask for different versions of one library, so it
-needs an environment of its own: pip install litgpt torch, then this script there with --part litgpt.
+The plain model (d=512, 12 blocks, 8 heads, SwiGLU 1376, vocabulary 8192, tied, float32) decodes greedily beside
+transformers' LlamaForCausalLM.generate() and litgpt's own greedy loop, all of the same shape; depth methods
+decode beside the additive one. litgpt and transformers ask for different versions of one library, so --litgpt
+takes the Python of an environment that has litgpt and runs it there, as a process that takes turns with this one.
 
-Each row is a pair that runs one after the other in every round of one process, the order turning; the plain
-model also runs against itself (A/A). Reported: the median over rounds of (their time / our time), its range,
-and our tokens per second. CPU time of the process is the figure to trust on a shared machine. Depth methods
-run beside the additive one on the same tokens: their time / additive's.
+A round runs every row once, one after the other, there and back in turn; a row's figure is the median over rounds
+of (its seconds / the plain model's in the same round), with quartiles. Seconds are CPU time of the one thread that
+computes, which other jobs on the machine disturb least (not at all is impossible: they share its caches). The
+plain model also runs as a row (A/A). --json adds to the rows of a file, so that it can be made in pieces.
 """
 
 from __future__ import annotations
@@ -18,32 +19,48 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
-
-import twoaxis
 
 SHAPE = {"vocab": 8192, "d": 512, "blocks": 12, "heads": 8, "hidden": 1376}
 TINY = {"vocab": 256, "d": 32, "blocks": 3, "heads": 2, "hidden": 48}
 VARIANTS = ["attnres(block_sublayers=3)", "ddl(value_dim=4)", "lime(kind='dynamic')"]
-Step = Callable[[torch.Tensor], None]
+TOGETHER = 4  # models in memory beside the plain one
+Step = Callable[[], float]  # decodes once; CPU seconds
 
 
-def ours(shape: dict[str, int], new: int, depth: str = "additive") -> Step:
+def timed(decode: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, new: int) -> Step:
+    def step() -> float:
+        start = time.thread_time()
+        made = decode(tokens)
+        spent = time.thread_time() - start
+        if made.shape != (len(tokens), tokens.shape[1] + new):
+            raise RuntimeError(f"made {tuple(made.shape)} from {tuple(tokens.shape)} and {new} new tokens")
+        return spent
+
+    return step
+
+
+def ours(shape: dict[str, int], tokens: torch.Tensor, new: int, depth: str = "additive") -> Step:
+    import twoaxis
+
     model = twoaxis.Decoder(
         twoaxis.ModelConfig(
             vocab_size=shape["vocab"], d_model=shape["d"], n_blocks=shape["blocks"], n_heads=shape["heads"],
             sequence=["attention", f"mlp(hidden={shape['hidden']})"], depth=depth,
         )
     ).eval()  # fmt: skip
-    return lambda tokens: _check(twoaxis.generate(model, tokens, new), tokens, new)
+    return timed(lambda x: twoaxis.generate(model, x, new), tokens, new)
 
 
-def llama(shape: dict[str, int], new: int) -> Step:
+def llama(shape: dict[str, int], tokens: torch.Tensor, new: int) -> Step:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(
@@ -54,13 +71,11 @@ def llama(shape: dict[str, int], new: int) -> Step:
         )
     ).eval()  # fmt: skip
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-    mask = torch.ones(1, 1, dtype=torch.long)
-    return lambda tokens: _check(
-        model.generate(tokens, attention_mask=mask.expand_as(tokens), **options), tokens, new
-    )
+    mask = torch.ones_like(tokens)
+    return timed(lambda x: model.generate(x, attention_mask=mask, **options), tokens, new)
 
 
-def litgpt(shape: dict[str, int], new: int) -> Step:
+def litgpt(shape: dict[str, int], tokens: torch.Tensor, new: int) -> Step:
     """litgpt's GPT and key-value cache, by its documented calls; its generate() takes one row at a time."""
     from litgpt import GPT, Config
 
@@ -74,7 +89,7 @@ def litgpt(shape: dict[str, int], new: int) -> Step:
     ).eval()  # fmt: skip
 
     @torch.no_grad()
-    def decode(tokens: torch.Tensor) -> None:
+    def decode(tokens: torch.Tensor) -> torch.Tensor:
         batch, length = tokens.shape
         model.max_seq_length = length + new
         model.set_kv_cache(batch_size=batch)
@@ -83,96 +98,120 @@ def litgpt(shape: dict[str, int], new: int) -> Step:
             out.append(model(unread, input_pos=at)[:, -1:].argmax(-1))
             unread, at = out[-1], torch.tensor([length + i])
         model.clear_kv_cache()
-        _check(torch.cat(out, 1), tokens, new)
+        return torch.cat(out, 1)
 
-    return decode
-
-
-def _check(made: torch.Tensor, tokens: torch.Tensor, new: int) -> None:
-    if made.shape != (len(tokens), tokens.shape[1] + new):
-        raise RuntimeError(f"made {tuple(made.shape)} from {tuple(tokens.shape)} and {new} new tokens")
+    return timed(decode, tokens, new)
 
 
-def seconds(step: Step, tokens: torch.Tensor) -> tuple[float, float]:
-    """CPU and wall seconds of decoding once."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    step(tokens)
-    return time.process_time() - cpu, time.perf_counter() - wall
+def elsewhere(python: str, args: argparse.Namespace, batch: int) -> Step:
+    """litgpt in a process of its own, which decodes when it is asked to and answers with its seconds."""
+    command = [python, __file__, "--serve", "--batch", str(batch), "--prompt", str(args.prompt)]
+    command += ["--new", str(args.new), *(["--tiny"] if args.tiny else [])]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def step() -> float:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        return float(child.stdout.readline())
+
+    return step
 
 
-def compare(
-    label: str, other: Step, plain: Step, tokens: torch.Tensor, rounds: int, new: int
-) -> dict[str, object]:
-    """One row: the other's time over ours, in interleaved rounds; round 0 warms up."""
-    times: list[tuple[tuple[float, float], tuple[float, float]]] = []
+def serve(shape: dict[str, int], args: argparse.Namespace) -> None:
+    tokens = torch.randint(0, shape["vocab"], (args.batch[0], args.prompt))
+    step = litgpt(shape, tokens, args.new)
+    for _ in sys.stdin:
+        print(step(), flush=True)
+
+
+def race(steps: dict[str, Step], batch: int, rounds: int, new: int) -> list[dict[str, Any]]:
+    """A row for each step but the first, the plain model; round 0 warms up."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
-        if number % 2:
-            b = seconds(plain, tokens)
-            a = seconds(other, tokens)
-        else:
-            a = seconds(other, tokens)
-            b = seconds(plain, tokens)
-        if number:
-            times.append((a, b))
-    row: dict[str, object] = {"row": label, "batch": len(tokens)}
-    for index, kind in enumerate(("cpu", "wall")):
-        ratios = [a[index] / b[index] for a, b in times]
-        row[f"{kind} ratio"] = [round(f(ratios), 3) for f in (statistics.median, min, max)]
-    ours_seconds = statistics.median(b[0] for _, b in times)
-    row["additive tokens per cpu second"] = round(new * len(tokens) / ours_seconds, 1)
-    print(json.dumps(row), flush=True)
-    return row
+        for name in list(steps) if number % 2 else reversed(list(steps)):
+            spent = steps[name]()
+            if number:
+                times[name].append(spent)
+    plain = next(iter(times.values()))
+    rows = []
+    for name, own in list(times.items())[1:]:
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(own, plain, strict=True)], n=4)
+        rows.append(
+            {
+                "row": name, "batch": batch, "ratio": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)],
+                "rounds": rounds, "tokens per cpu second": round(new * batch / statistics.median(own), 1),
+            }
+        )  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
-def depths() -> list[str]:
+def depths(only: list[str]) -> list[str]:
     """Every depth method that takes plain blocks, with its defaults, and some variants."""
-    return [
-        d
-        for d in (*twoaxis.methods("depth"), *VARIANTS)
-        if d != "additive" and d.split("(")[0] in twoaxis.methods("depth")
-    ]
+    import twoaxis
+
+    found = [*twoaxis.methods("depth"), *VARIANTS]
+    return [d for d in found if d != "additive" and (not only or d in only)]
 
 
-def rows(args: argparse.Namespace, shape: dict[str, int]) -> list[dict[str, object]]:
-    found, new = [], args.new
-    for batch in (1, 8):
+def rows(args: argparse.Namespace, shape: dict[str, int]) -> list[dict[str, Any]]:
+    found = []
+    for batch in args.batch:
         tokens = torch.randint(0, shape["vocab"], (batch, args.prompt))
-        plain = ours(shape, new)
-        others: dict[str, Step] = {"A/A": ours(shape, new)}
-        if args.part in ("both", "peers") and find_spec("transformers"):
-            others["transformers / twoaxis"] = llama(shape, new)
-        if args.part in ("both", "peers", "litgpt") and find_spec("litgpt"):
-            others["litgpt / twoaxis"] = litgpt(shape, new)
-        for label, step in others.items():
-            found.append(compare(label, step, plain, tokens, args.rounds, new))
+        plain = ours(shape, tokens, args.new)
+        if args.part in ("both", "peers"):
+            steps = {"plain": plain, "A/A": ours(shape, tokens, args.new)}
+            if find_spec("transformers"):
+                steps["transformers / twoaxis"] = llama(shape, tokens, args.new)
+            if args.litgpt:
+                steps["litgpt / twoaxis"] = elsewhere(args.litgpt, args, batch)
+            found += race(steps, batch, args.rounds, args.new)
         if args.part in ("both", "depths"):
-            for depth in depths():
-                step = ours(shape, new, depth)
-                found.append(compare(f"{depth} / additive", step, plain, tokens, args.rounds, new))
+            names = depths(args.only)
+            for some in (names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)):
+                steps = {f"{d} / additive": ours(shape, tokens, args.new, d) for d in some}
+                found += race({"plain": plain, **steps}, batch, args.rounds, args.new)
     return found
+
+
+def write(file: Path, report: dict[str, Any]) -> None:
+    """The report, after the rows of the file that it does not have anew."""
+    before = json.loads(file.read_text())["rows"] if file.exists() else []
+    new = {(row["row"], row["batch"]) for row in report["rows"]}
+    report["rows"] = [row for row in before if (row["row"], row["batch"]) not in new] + report["rows"]
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--part", choices=["both", "peers", "litgpt", "depths"], default="both")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--prompt", type=int, default=8)
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--part", choices=["both", "peers", "depths"], default="both")
+    parser.add_argument("--only", nargs="+", default=[], help="these depth methods alone")
+    parser.add_argument("--litgpt", metavar="PYTHON", help="the Python of an environment with litgpt")
     parser.add_argument("--tiny", action="store_true", help="a toy size, to see that the script runs")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     shape = TINY if args.tiny else SHAPE
+    if args.serve:
+        serve(shape, args)
+        return
     report = {
-        "shape": shape, "prompt": args.prompt, "new": args.new, "rounds": args.rounds, "threads": args.threads,
-        "torch": torch.__version__, "ratios are": "median, min, max of rounds", "rows": rows(args, shape),
+        "shape": shape, "prompt": args.prompt, "new": args.new, "threads": 1, "torch": torch.__version__,
+        "ratio": "CPU seconds over the plain model's in the same round, median and quartiles of rounds",
+        "rows": rows(args, shape),
     }  # fmt: skip
     if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+        write(args.json, report)
 
 
 if __name__ == "__main__":

@@ -231,3 +231,13 @@ def test_what_cannot_be_met_is_refused(options, message):
     with pytest.raises(InputError, match=message) as caught:
         twoaxis.generate(model_of(), **given)
     assert "\n" not in str(caught.value)
+
+
+def test_what_was_written_can_be_trained_on():
+    """Decoding runs in inference mode; its tokens are ordinary ones all the same."""
+    model = Case("additive").model().float()
+    made = twoaxis.generate(model, torch.tensor([[1, 2]]), 3)
+    streamed = list(twoaxis.generate_stream(model, torch.tensor([[1, 2]]), 3))
+    for rows in (made, torch.cat(streamed, 1)):
+        assert not rows.is_inference()
+        model.loss(rows[:, :-1], rows[:, 1:]).backward()
