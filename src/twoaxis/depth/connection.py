@@ -84,6 +84,17 @@ class Stream(nn.Module, ABC):
         """(B, T), from the last state: what training may add to each token's loss, if the options name a term."""
         raise NotImplementedError
 
+    def unchanging(self, name: str) -> bool:
+        """Whether a name in the state is one value at all depths: by default those that end in a number are."""
+        return name.rpartition(".")[2].isdigit()
+
+    def loose(self, depth: int) -> frozenset[int] | None:
+        """Sources at a boundary that others than a `Reader` still read, by depth index; None: not only some.
+
+        A set says that every other one can be summed for its readers (see `reader.py`).
+        """
+        return None
+
     def param_rule(self, name: str) -> ParamRule:
         """How the optimiser treats parameter `name` (relative to this module): by default it does not decay."""
         return ParamRule(decay=False)

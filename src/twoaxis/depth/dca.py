@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream, qkv_index
 from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.reader import Reader
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import gated_mix, mix
@@ -28,7 +29,7 @@ from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, Stan
 
 
 @spec.register("depth", "dca")
-class DCA(Connection):
+class DCA(Connection, Reader):
     """read: norm(GRN_q + the block's branches so far), k and v alike; write: add to the block's branch.
 
     state between blocks: {"sources": the branches h_i that are read one by one, "middle.j": h_1 + .. + h_j if
@@ -38,6 +39,7 @@ class DCA(Connection):
 
     equation = "h_n = A + F(norm(A + g_q)), A = Attn(g_q, g_k, g_v), g = sum_i (b_i + relu(w . h_i)) * h_i"
     source = "arXiv 2502.06785"
+    weights = "grn"
 
     class Config(DepthConfig):
         """k: None reads every branch, else at most k + 2 sources: the embeddings, the middle branches as
@@ -131,13 +133,21 @@ class DCA(Connection):
         self.takes_qkv = index == qkv_index(layout, block, self.method_name)
         self.closes = index == len(layout.blocks[block]) - 1
         self.grn = GRN(cfg, layout, cfg.n_sources(block + 1), reads=3) if index == 0 else None
+        self.number = block if index == 0 and cfg.k is None else None
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.key_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.takes_qkv else None
         self.value_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.takes_qkv else None
 
+    def wants(self, index: int) -> bool:
+        return True
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        assert self.grn is not None
+        return self.grn(sources)
+
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
         if self.grn is not None:
-            query, key, value = self.grn(sources_of(state))
+            query, key, value = self.mixtures(sources_of(state))
             state = {**state, "query": query, "key": key, "value": value}
         norms = {"query": self.norm, "key": self.key_norm, "value": self.value_norm}
         so_far = state.get("branch")
@@ -178,18 +188,23 @@ class GRN(nn.Module):
         self.w = nn.Parameter(torch.zeros(reads, d)) if cfg.grn == "v3" else None
         self.gain = nn.Parameter(torch.ones(d)) if cfg.gate_norm else None
 
-    def forward(self, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The mixtures, each like a source."""
+    def forward(self, sources: History) -> tuple[Tensor, ...]:
+        """The mixtures of all n sources, each like a source; or what some, by their index, add to them."""
+        b = self.b if len(sources) == self.b.shape[1] else self.b[:, list(sources.index)]
         if self.w is None:
-            return tuple(mix(sources, b) for b in self.b)
+            return tuple(mix(sources.sources, row) for row in b)
         w = self.w if self.gain is None else self.w * self.gain
-        return gated_mix(sources, self.b, w, norm_eps=self.norm_eps)
+        return gated_mix(sources.sources, b, w, norm_eps=self.norm_eps)
 
 
-def sources_of(state: State) -> tuple[Tensor, ...]:
-    """What a read sees, oldest first: the embeddings, the pooled middle, the other branches."""
-    first, *others = state["sources"].sources
-    return (first, *(t for name, t in state.items() if name.startswith("middle.")), *others)
+def sources_of(state: State) -> History:
+    """What a read sees, oldest first: the embeddings, the pooled middle (index -1), the other branches."""
+    history: History = state["sources"]
+    middle = [t for name, t in state.items() if name.startswith("middle.")]
+    if not middle:
+        return history
+    (first, *others), (zero, *index) = history.sources, history.index
+    return History((first, *middle, *others), (zero, -1, *index))
 
 
 def push(cfg: Any, state: State, branch: Tensor, index: int) -> State:
@@ -206,20 +221,32 @@ def push(cfg: Any, state: State, branch: Tensor, index: int) -> State:
     return {**kept, f"middle.{pooled}": middle[0]}
 
 
-class DCAStream(Stream):
+class DCAStream(Stream, Reader):
     """Opens with the embeddings as h_0, closes with one more GRN and the final norm."""
+
+    weights = "grn"
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
         super().__init__(layout)
         self.cfg = cfg
         self.grn = GRN(cfg, layout, cfg.n_sources(layout.n_blocks + 1), reads=1)
+        self.number = layout.n_blocks if cfg.k is None else None
+
+    def wants(self, index: int) -> bool:
+        return True
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        return self.grn(sources)
+
+    def loose(self, depth: int) -> frozenset[int] | None:
+        return None if self.number is None else frozenset()
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"sources": History.empty(self.layout).push(x, 0)}
 
     def mixture(self, state: State) -> Tensor:
         """The read-out (B, T, d) before the final norm."""
-        (mixture,) = self.grn(sources_of(state))
+        (mixture,) = self.mixtures(sources_of(state))
         return mixture
 
     def close(self, state: State, ctx: Context) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.reader import Reader
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix
@@ -27,7 +28,7 @@ from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, Stan
 
 
 @spec.register("depth", "denseformer")
-class DenseFormer(Connection):
+class DenseFormer(Connection, Reader):
     """read: norm(x); write: x + y, and after a block x' = sum_j alpha_j X_j.
 
     state: {"stream": Y, "sources": the X_j that later mixes read}. alpha belongs to the block's last
@@ -36,6 +37,7 @@ class DenseFormer(Connection):
 
     equation = "Y_n = sum_{j = n mod k} alpha_nj X_j, X_n = Block_n(Y_{n-1})"
     source = "arXiv 2402.02622"
+    weights = "alpha"
 
     class Config(DepthConfig):
         """Options of DenseFormer, k x p in the paper: 1x1 is the full model, 4x5 the recommended one.
@@ -109,11 +111,20 @@ class DenseFormer(Connection):
         super().__init__(cfg, layout, block, index)
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.closes = index == len(layout.blocks[block]) - 1
-        self.mixed = frozenset(cfg.mixed(block + 1))
+        self.mixed = tuple(cfg.mixed(block + 1))
         self.kept = frozenset(cfg.kept(block + 1, layout.n_blocks))
         one_hot = torch.zeros(len(self.mixed))
         one_hot[-1:] = 1
         self.alpha = nn.Parameter(one_hot) if self.closes and self.mixed else None
+        self.number = None if self.alpha is None else block
+
+    def wants(self, index: int) -> bool:
+        return index in self.mixed
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        assert self.alpha is not None
+        some = [self.mixed.index(j) for j in sources.index]
+        return (mix(sources.sources, self.alpha if len(some) == len(self.mixed) else self.alpha[some]),)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, None]:
         return Reads(self.norm(state["stream"])), None
@@ -125,7 +136,7 @@ class DenseFormer(Connection):
         sources: History = state["sources"]
         outputs = sources.push(x, self.block + 1).keep(self.kept.__contains__)
         if self.alpha is not None:
-            x = mix((*sources.keep(self.mixed.__contains__).sources, x), self.alpha)
+            (x,) = self.mixtures(sources.push(x, self.block + 1, carried=True))
         return {"stream": x, "sources": outputs}
 
     @classmethod
@@ -146,6 +157,9 @@ class DenseFormerStream(PlainStream):
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["stream"])
+
+    def loose(self, depth: int) -> frozenset[int]:
+        return frozenset()
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

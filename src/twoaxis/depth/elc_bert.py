@@ -18,6 +18,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.reader import Reader
 from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights
 from twoaxis.norm import RMSNorm
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
@@ -26,7 +27,7 @@ BRANCH_EPS = 1e-7  # of the parameter-free LayerNorm on a branch
 
 
 @spec.register("depth", "elc_bert")
-class ELCBert(Connection):
+class ELCBert(Connection, Reader):
     """read: norm(x_n + the block's branch so far); write: add to the branch, which becomes the source h_n.
 
     state between blocks: {"sources": h_0 .. h_n}, after the last block only what the read-out needs; inside a
@@ -35,6 +36,7 @@ class ELCBert(Connection):
 
     equation = "x_n = sum_i softmax(a_n)_i h_i, h_n = A(x_n) + F(x_n + A(x_n))"
     source = "arXiv 2311.02265"
+    weights = "mix"
 
     class Config(DepthConfig):
         """variant: which of the four published files. "zero": logits start at 0. "weighted_output": so, and
@@ -90,10 +92,18 @@ class ELCBert(Connection):
         self.ends = block == layout.n_blocks - 1 and cfg.variant != "weighted_output"
         first = index == 0
         self.mix = StaticMix(block + 1, cfg.normalize, newest=cfg.variant == "base") if first else None
+        self.number = block if first else None
+
+    def wants(self, index: int) -> bool:
+        return True
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        assert self.mix is not None
+        return (self.mix(sources),)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
         if self.mix is not None:
-            state = {**state, "input": self.mix(state["sources"].sources)}
+            state = {**state, "input": self.mixtures(state["sources"])[0]}
         if "branch" not in state:
             x = state["input"]
         elif self.cfg.variant == "base":
@@ -117,22 +127,36 @@ class ELCBert(Connection):
         return ELCStream(cfg, layout)
 
 
-class ELCStream(Stream):
+class ELCStream(Stream, Reader):
     """Opens with the embeddings as h_0, closes with the final norm of h_L or of a last combination."""
+
+    weights = "mix"
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
         super().__init__(layout)
         self.cfg = cfg
         weighted = cfg.variant == "weighted_output"
         self.mix = StaticMix(layout.n_blocks + 1, cfg.normalize) if weighted else None
+        self.number = layout.n_blocks if weighted else None
+
+    def wants(self, index: int) -> bool:
+        return True
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        assert self.mix is not None
+        return (self.mix(sources),)
+
+    def loose(self, depth: int) -> frozenset[int]:
+        ends = depth == self.layout.n_blocks and self.mix is None
+        return frozenset([depth] if ends else [])
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"sources": History.empty(self.layout).push(x, 0)}
 
     def readout(self, state: State) -> Tensor:
         """What the final norm reads (B, T, d)."""
-        sources = state["sources"].sources
-        return sources[-1] if self.mix is None else self.mix(sources)
+        sources: History = state["sources"]
+        return sources.sources[-1] if self.mix is None else self.mixtures(sources)[0]
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(self.readout(state))

@@ -20,19 +20,24 @@ from twoaxis.depth.history_spec import parse_history
 from twoaxis.depth.stored import plain_parts, store
 from twoaxis.types import Layout, TensorSpec
 
-Kept = tuple[tuple[int, ...], str, bool]  # what is not a tensor: index, dtype, carried
+Readers = tuple[tuple[int, int], ...]
+Kept = tuple[tuple[int, ...], str, bool, Readers]  # what is not a tensor: index, dtype, carried, readers
 
 
 @dataclass(frozen=True)
 class History:
     """sources: tensors (B, T, d), oldest first. index: the depth index of each; index 0 is the embeddings.
     dtype: that sources are kept in, "full" is their own. carried: the newest is also the stream, kept as it is.
+    sums: what earlier sources, no longer here, add to reads still to come; readers: whose they are, the number
+    of the reader and which of its reads (see `reader.py`). Only a pipeline puts any there.
     """
 
     sources: tuple[Tensor, ...] = ()
     index: tuple[int, ...] = ()
     dtype: str = "full"
     carried: bool = False
+    sums: tuple[Tensor, ...] = ()
+    readers: Readers = ()
 
     @classmethod
     def empty(cls, layout: Layout) -> History:
@@ -45,7 +50,8 @@ class History:
         if self.carried:
             sources = (*sources[:-1], store(sources[-1], self.dtype))
         newest = source if carried else store(source, self.dtype)
-        return History((*sources, newest), (*self.index, index), self.dtype, carried and self.dtype != "full")
+        carried = carried and self.dtype != "full"
+        return replace(self, sources=(*sources, newest), index=(*self.index, index), carried=carried)
 
     def keep(self, wanted: Callable[[int], bool]) -> History:
         """Only the sources whose depth index is wanted."""
@@ -60,26 +66,35 @@ class History:
         newest = self.index[-count:] if count else ()
         return self.keep(newest.__contains__)
 
+    def sums_of(self, number: int) -> tuple[Tensor, ...]:
+        """What earlier sources add to the reads of one reader; empty if nothing was summed for it."""
+        return tuple(t for t, (reader, _) in zip(self.sums, self.readers, strict=True) if reader == number)
+
     def __len__(self) -> int:
         return len(self.sources)
 
     def names(self) -> list[str]:
-        """Of the sources in a state."""
+        """Of the sources and sums in a state."""
         names = [f"source.{i}" for i in self.index]
-        return [*names[:-1], "newest"] if self.carried else names
+        names = [*names[:-1], "newest"] if self.carried else names
+        return names + [f"sum.{number}.way.{way}" for number, way in self.readers]
 
 
 def _flatten(history: History) -> tuple[list[Any], Kept]:
-    return list(history.sources), (history.index, history.dtype, history.carried)
+    kept = (history.index, history.dtype, history.carried, history.readers)
+    return [*history.sources, *history.sums], kept
 
 
 def _flatten_with_keys(history: History) -> tuple[list[tuple[Any, Any]], Kept]:
     keys: list[Any] = [pytree.MappingKey(name) for name in history.names()]
-    return list(zip(keys, history.sources, strict=True)), _flatten(history)[1]
+    tensors, kept = _flatten(history)
+    return list(zip(keys, tensors, strict=True)), kept
 
 
-def _unflatten(sources: Any, kept: Any) -> History:
-    return History(tuple(sources), *kept)
+def _unflatten(tensors: Any, kept: Any) -> History:
+    index, dtype, carried, readers = kept
+    every = tuple(tensors)
+    return History(every[: len(index)], tuple(index), dtype, carried, every[len(index) :], readers)
 
 
 pytree.register_pytree_node(

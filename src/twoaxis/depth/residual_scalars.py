@@ -115,5 +115,8 @@ class ScalarStream(PlainStream):
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["stream"])
 
+    def unchanging(self, name: str) -> bool:
+        return name == "embedding"
+
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

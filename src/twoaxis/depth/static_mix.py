@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from twoaxis.depth.history import History
 from twoaxis.ops import mix
 
 Normalize = Literal["softmax", "none"]
@@ -31,8 +32,9 @@ class StaticMix(nn.Module):
         start[-1] = 1.0 if newest else start[-1]
         self.logits = nn.Parameter(start) if n_weights(n_sources, normalize) else None
 
-    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
-        """(B, T, d) from n sources like it."""
+    def forward(self, sources: History) -> Tensor:
+        """(B, T, d) from sources like it, weighed by their depth index: all n of them, or some."""
         if self.logits is None:
-            return sources[0]
-        return mix(sources, self.logits.softmax(0) if self.normalize == "softmax" else self.logits)
+            return sources.sources[0]
+        alpha = self.logits.softmax(0) if self.normalize == "softmax" else self.logits
+        return mix(sources.sources, alpha if len(sources) == len(alpha) else alpha[list(sources.index)])

@@ -17,6 +17,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.reader import Reader
 from twoaxis.depth.static_mix import StaticMix, n_weights
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rms
@@ -24,7 +25,7 @@ from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, Tens
 
 
 @spec.register("depth", "vertical_attention")
-class VerticalAttention(Connection):
+class VerticalAttention(Connection, Reader):
     """read: norm(x_n + the branch so far), x_n a mix of normed block outputs; write: add to the branch.
 
     state: {"sources": norm0(h_0) .. norm0(h_n), normed once when a block ends}, after the last block
@@ -33,6 +34,7 @@ class VerticalAttention(Connection):
 
     equation = "x_n = sum_i softmax(a_n)_i norm0(h_i), h_n = Block_n(x_n)"
     source = "OpenReview A6uabXKiXc (reviews)"
+    weights = "mix"
 
     class Config(DepthConfig):
         """block_residual: h_n is a whole block's output, x_n included; False: only what the block adds, as in
@@ -81,10 +83,18 @@ class VerticalAttention(Connection):
         self.closes = index == len(layout.blocks[block]) - 1
         self.ends = block == layout.n_blocks - 1
         self.mix = StaticMix(block + 1, "softmax") if index == 0 else None
+        self.number = block if index == 0 else None
+
+    def wants(self, index: int) -> bool:
+        return True
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        assert self.mix is not None
+        return (self.mix(sources),)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
         if self.mix is not None:
-            state = {**state, "input": self.mix(state["sources"].sources)}
+            state = {**state, "input": self.mixtures(state["sources"])[0]}
         x = state["input"] + state["branch"] if "branch" in state else state["input"]
         return Reads(self.norm(x)), state
 
@@ -123,6 +133,9 @@ class VerticalStream(Stream):
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(state["output"])
+
+    def loose(self, depth: int) -> frozenset[int]:
+        return frozenset()
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))

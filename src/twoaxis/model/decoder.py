@@ -167,8 +167,8 @@ class Decoder(nn.Module):
     @property
     def state_dtype(self) -> torch.dtype:
         """The dtype of the residual state: the configured one, or float64 in a float64 model."""
-        weight = self.embedding.weight
-        return torch.float64 if weight.dtype == torch.float64 else DTYPES[self.cfg.state_dtype]
+        wide = self.stream.norm.weight.dtype == torch.float64
+        return torch.float64 if wide else DTYPES[self.cfg.state_dtype]
 
     def _check(
         self, tokens: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None

@@ -42,7 +42,7 @@ def grn(case: Case) -> None:
     reader = GRN(options, layout, config["sources"], config["outputs"])
     names = {"b": "param.b", "w": "param.w", "gain": "param.norm_gain"}
     case.bind(reader, {ours: case.leaf(theirs) for ours, theirs in names.items()})
-    reads = reader(sources)
+    reads = reader(History(sources, tuple(range(len(sources)))))
     case.output("out.g", reads[0] if len(reads) == 1 else torch.stack(reads))
 
 
@@ -61,7 +61,7 @@ def block(case: Case) -> None:
     first = blocks[-1][0]
     assert isinstance(first, DCA)
     assert first.grn is not None
-    case.output("rec.qkv", torch.stack(first.grn(sources)))
+    case.output("rec.qkv", torch.stack(first.grn(before["sources"])))
 
 
 def model(case: Case) -> None:
