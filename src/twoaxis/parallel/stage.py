@@ -48,7 +48,7 @@ class StageModule(nn.Module):
             return self._run(inputs, segments, positions)
 
     def _run(self, inputs: tuple[Tensor, ...], segments: Tensor | None, positions: Tensor | None) -> Any:
-        model, ctx = self.model, Context(segments, positions)
+        model, ctx = self.model, Context(segments, positions, None, self.model.depth_window)
         if self.entry is None:
             ctx = model.context(inputs[0], segments, positions)
             state = model.stream.open(model.embedding(inputs[0]).to(model.state_dtype), ctx)
