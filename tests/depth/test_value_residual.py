@@ -97,6 +97,63 @@ def test_values_of_a_local_and_a_full_attention_are_shared():
     assert owned == [True, False, False, False]
 
 
+@pytest.mark.parametrize(
+    ("sequence", "keeps"),
+    [
+        (["attention", "mlp"], [1, 1, 1]),  # keys of three, and V_1
+        (["attention(pattern='LS', window=3)", "mlp"], [1, 1, 1]),
+        (["short_swa(window=3)", "attention", "mlp"], [1] * 6),
+        (["parallel(attention, mlp)"], [1, 1, 1]),
+        (
+            ["parallel(attention, short_swa(window=4))"],
+            [2, 2, 1, 1, 1, 1],
+        ),  # two values in the first sublayer
+        ([["attention"], ["attention(v='canon')"], ["attention"]], [1, 2, 1]),  # mixed values are one's own
+        ([["attention"], ["short_swa(window=2, sink_tokens=1)"], ["attention"]], [1, 2, 1]),
+        ([["attention"], ["attention(qkv='canon')"], ["mlp"]], [2, 2]),  # nobody shares
+    ],
+    ids=str,
+)
+def test_svformer_keeps_the_first_values_once(sequence, keeps):
+    cfg = twoaxis.ModelConfig(
+        vocab_size=11, d_model=12, n_blocks=3, n_heads=2, depth="svformer", sequence=sequence
+    )
+    model = twoaxis.Decoder(cfg).double()
+    x, cache = torch.randint(11, (2, 11)), model.new_cache(2, max_length=11, max_rollback=2)
+    slots = {n: list(s._data) for n, s in cache.slots.items() if "mixers" not in n}
+    held = [len(set(names) & {"k", "v"}) for name, names in slots.items() if ".cores." in name]
+    shared = [names for name, names in slots.items() if ".connections." in name]
+    assert (held, shared) == (keeps, [["v"]] if 1 in keeps else [])
+    parts = [model(part, cache=cache) for part in x[:, :9].split([5, 1, 3], 1)]
+    cache.drop_last(2)
+    parts = [torch.cat(parts, 1)[:, :7], *(model(part, cache=cache) for part in x[:, 7:].split([1, 3], 1))]
+    torch.testing.assert_close(torch.cat(parts, 1), model(x), rtol=0, atol=1e-12)
+    cost = twoaxis.cost(cfg, 2, 11, dtype="float64", max_rollback=2)
+    assert cost.decode_state_bytes == cache.nbytes
+
+
+def test_svformer_needs_about_half_the_cache():
+    sizes = {"d_model": 16, "n_blocks": 12, "n_heads": 4}
+    plain, shared = (twoaxis.ModelConfig(depth=depth, **sizes) for depth in ("additive", "svformer"))
+    made = [twoaxis.Decoder(cfg).new_cache(2, max_length=9).nbytes for cfg in (plain, shared)]
+    assert made[1] * 24 == made[0] * 13
+    assert [twoaxis.cost(cfg, 2, 9).decode_state_bytes for cfg in (plain, shared)] == made
+
+
+@pytest.mark.parametrize(
+    "sequence", [["attention", "mlp"], ["short_swa(window=3)", "attention", "mlp"]], ids=str
+)
+def test_svformer_at_fixed_shapes(sequence):
+    cfg = twoaxis.ModelConfig(
+        vocab_size=11, d_model=12, n_blocks=3, n_heads=2, depth="svformer", sequence=sequence
+    )
+    model, x = twoaxis.Decoder(cfg).double(), torch.randint(11, (2, 9))
+    cache = model.new_cache(2, max_length=12, fixed_shapes=True)
+    with torch.no_grad():
+        parts = [model(part, cache=cache) for part in x.split([4, 1, 1, 3], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(x), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("core", ["residual(short_swa)", "parallel(residual(short_swa), mlp)"])
 def test_an_attention_that_svformer_does_not_reach_keeps_its_values(core):
     sizes = {"vocab_size": 7, "d_model": 8, "n_blocks": 2, "n_heads": 2}

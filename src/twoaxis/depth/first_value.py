@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State
@@ -96,6 +97,10 @@ class FirstValue(Connection):
     def values(self, n: int, first: Tensor, own: Tensor | None, x: Tensor) -> Tensor:
         """V' (B, T, heads, D) of attention n from V_1, its own V and its input x (B, T, d)."""
 
+    def begin(self, values: Tensor, dtype: torch.dtype, ctx: Context) -> tuple[Tensor, Tensor]:
+        """What is kept as V_1, in the stream's dtype, and what the first attention attends to, from its values."""
+        return values.to(dtype), values
+
     def forward(self, state: State, core: Core, ctx: Context) -> State:
         reads, _ = self.read(state, ctx)
         n, first = self.first, state.get("value")
@@ -106,7 +111,8 @@ class FirstValue(Connection):
                 assert first is not None
                 v = self.values(n, first, v, reads.x).to(q.dtype)
             assert v is not None
-            first = v.to(state["stream"].dtype) if n == 0 else first
+            if n == 0:
+                first, v = self.begin(v, state["stream"].dtype, ctx)
             n += 1
             return q, k, v
 

@@ -46,18 +46,24 @@ def run_inside(core: Mixer, reads: Reads, ctx: Context, between: Between) -> Ten
 
 def attentions_at(layout: Layout, block: int, index: int) -> list[Heads]:
     """The key/value heads of each attention in a sublayer, in order; empty for other cores."""
+    found = configs_at(layout, block, index)
+    return [Heads(*config.heads(layout)[1:], config.value_width(layout)) for config in found]
+
+
+def configs_at(layout: Layout, block: int, index: int) -> list[AttentionConfig]:
+    """The options of each attention in a sublayer, in order."""
     try:
         config = spec.parse_spec("sequence", layout.blocks[block][index])
     except InputError:  # a core of somebody's own
         return []
-    return _attentions(config, layout)
+    return _attentions(config)
 
 
-def _attentions(config: SequenceConfig, layout: Layout) -> list[Heads]:
+def _attentions(config: SequenceConfig) -> list[AttentionConfig]:
     if isinstance(config, AttentionConfig):
-        return [Heads(*config.heads(layout)[1:], config.value_width(layout))]
+        return [config]
     if isinstance(config, Parallel.Config):
-        return [found for part in config.parts() for found in _attentions(part, layout)]
+        return [found for part in config.parts() for found in _attentions(part)]
     return []
 
 

@@ -167,9 +167,10 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         """The kept keys and values followed by the new ones, and the documents of all these rows."""
         if ctx.cache is None:
             return k, v, ctx.segments
-        rows = ctx.cache[self.slot_name].append(k=k, v=v)
+        rows = ctx.cache[self.slot_name].append(**({"k": k, "v": v} if self.value_cache else {"k": k}))
         seen, count = ctx.cache.segments, rows["k"].shape[1]
-        return rows["k"], rows["v"], None if seen is None else seen[:, seen.shape[1] - count :]
+        values = rows["v"] if self.value_cache else v[:, v.shape[1] - count :]  # as far back as keys go
+        return rows["k"], values, None if seen is None else seen[:, seen.shape[1] - count :]
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, positions: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(D)) v, heads before tokens."""
@@ -198,10 +199,8 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
     def rows(self, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """What the cache keeps of each token."""
-        return {
-            "k": ((self.n_kv_heads, self.width), dtype),
-            "v": ((self.n_kv_heads, self.value_width), dtype),
-        }
+        widths = {"k": self.width, "v": self.value_width} if self.value_cache else {"k": self.width}
+        return {name: ((self.n_kv_heads, width), dtype) for name, width in widths.items()}
 
 
 @spec.register("sequence", "attention")

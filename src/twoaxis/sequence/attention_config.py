@@ -40,6 +40,11 @@ class AttentionConfig(HostConfig):
         """A mixer before the projections mixes, and remembers, one input."""
         return self.input is None
 
+    @property
+    def values_as_given(self) -> bool:
+        """Whether the cache would hold values just as they are projected, in a plain window."""
+        return not self.holds("v", "qkv")
+
     def check(self) -> None:
         super().check()
         for name in ("n_heads", "n_kv_heads", "head_dim"):
@@ -142,12 +147,14 @@ class AttentionConfig(HostConfig):
         scores = (
             2 * h * (width + self.value_width(layout)) * self.pairs(shape.seq_len, block) * shape.batch_size
         )
-        flops = 2 * numbers * shape.tokens + scores
+        flops, state = 2 * numbers * shape.tokens + scores, self.state_bytes(shape, block)
+        if not options.get("value_cache", True):
+            state = state * width // (width + self.value_width(layout))
         own = Cost(
             parameters=numbers + self.extra_parameters(layout),
             flops_forward=flops,
             flops_backward=2 * flops,
-            decode_state_bytes=self.state_bytes(shape, block),
+            decode_state_bytes=state,
         )
         return own + self.inner_cost(shape, block, options)
 

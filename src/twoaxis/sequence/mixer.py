@@ -61,6 +61,7 @@ class Mixer(nn.Module, ABC):
     Some depth methods ask for a core that is built differently, and a core heeds what concerns it:
     output_scale: a factor on the init of the output projection. hidden_scale: a factor on the inner width of
     an MLP. value_projection: False leaves out an attention's W_v; the method then supplies the values.
+    value_cache: False keeps no values when decoding; the method then supplies those of earlier tokens too.
     token_read: False leaves out all of an attention but W_o; the method then supplies what W_o projects.
     """
 
@@ -78,12 +79,13 @@ class Mixer(nn.Module, ABC):
         output_scale: float = 1.0,
         hidden_scale: float = 1.0,
         value_projection: bool = True,
+        value_cache: bool = True,
         token_read: bool = True,
     ) -> None:
         super().__init__()
         self.cfg, self.layout, self.block = cfg, layout, block
         self.output_scale, self.hidden_scale = output_scale, hidden_scale
-        self.value_projection, self.token_read = value_projection, token_read
+        self.value_projection, self.value_cache, self.token_read = value_projection, value_cache, token_read
         self.writes_stream = True  # False for a mixer inside another: its output is not added to the stream
 
     @property

@@ -63,6 +63,10 @@ class ShortSWAConfig(AttentionConfig):
     def rotates(self) -> bool:
         return self.position == "rope" and super().rotates
 
+    @property
+    def values_as_given(self) -> bool:
+        return super().values_as_given and not self.sink_tokens
+
     def heads(self, layout: Layout) -> tuple[int, int, int]:
         own = self.value == "identity"  # then each query head has the values of its own d / H features
         plan = replace(layout, n_kv_heads=self.n_heads or layout.n_heads) if own else layout
