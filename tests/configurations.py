@@ -84,6 +84,12 @@ VARIANTS = [
     "attnres(window_sources=2)",
     "attnres(window_sources=1, sink=False)",
     "attnres(window_sources=2, block_sublayers=2, key_rank=4)",
+    "elc_bert(window_blocks=2, variant='weighted_output', normalize='none')",
+    "vertical_attention(window_blocks=1)",
+    "denseformer(window_blocks=2)",
+    "muddformer(window_blocks=1, ways=2)",
+    "delta_attnres(window_sources=2)",
+    "delta_attnres(form='block', source_blocks=1, released=True, window_sources=1)",
 ]
 SEQUENCES: dict[str, list[Any]] = {
     "standard": ["attention", "mlp"],

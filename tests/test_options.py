@@ -29,6 +29,7 @@ OPTIONS = {
     "depth_attention.stride_attentions": ("", "stride_attentions=2"),
     "depth_attention.recent_attentions": ("stride_attentions=2", "stride_attentions=2, recent_attentions=1"),
     "depth_conv.kernel": ("", "kernel=2"),
+    "dynamic_window.window_blocks": ("", "window_blocks=2"),
     "hybrid.axes": ("", "axes='BSD'"),
     "dca.k": ("", "k=1"),
     "dca.middle": ("k=1", "k=1, middle='drop'"),

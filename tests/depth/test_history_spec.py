@@ -76,8 +76,8 @@ def test_windows_and_sums_are_the_methods_own_options(
     ("depth", "history", "said"),
     [
         ("depth_window(window_blocks=2)", "window(3)", "was given window_blocks=2 already; give one of them"),
-        ("denseformer", "block_sums(3)", "denseformer has no such form"),
-        ("depth_window", "block_sums(3)", "depth_window has no such form"),
+        ("denseformer", "block_sums(3)", "denseformer has no such option"),
+        ("depth_window", "block_sums(3)", "depth_window has no such option"),
     ],
 )
 def test_what_a_method_cannot_do_is_refused(depth: str, history: str, said: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream, qkv_index
 from twoaxis.depth.delta_read import DeltaRead
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
@@ -47,7 +47,7 @@ class DeltaAttnRes(Connection):
         sigmoid(W H + c) with c from -2 and W from 0, "alpha" a scalar from 0. pre_gated: every source is
         multiplied by sigmoid(V H + b), V and b from 0, before keys and values are made of it. value_read: the
         block's first sublayer that takes them has values of a read with a query and gain of its own. key_gain,
-        key_norm_eps: of the key's norm.
+        key_norm_eps: of the key's norm. window_sources: a read sees so many newest sources, None all.
         """
 
         keeps_history = True
@@ -60,8 +60,10 @@ class DeltaAttnRes(Connection):
         value_read: bool = False
         key_gain: bool = True
         key_norm_eps: float = 1e-7
+        window_sources: int | None = None
 
         def check(self) -> None:
+            check_window(self.name, "window_sources", self.window_sources)
             if self.source_blocks < 1:
                 raise InputError(f"delta_attnres(source_blocks={self.source_blocks}): allowed is 1 or more")
             if self.form == "sublayer" and (self.released or self.source_blocks != 3):
@@ -75,10 +77,16 @@ class DeltaAttnRes(Connection):
                 )
 
         def history_options(self, kind: str, count: int) -> dict[str, Any]:
-            return {"form": "block", "source_blocks": count} if kind == "block_sums" else {}
+            if kind == "window":
+                return {"window_sources": count}
+            return {"form": "block", "source_blocks": count}
 
         def n_sources(self, layout: Layout, block: int, index: int) -> int:
             """Sources of a sublayer's read, the null source not counted."""
+            return len(newest(self.n_made(layout, block, index), self.window_sources))
+
+        def n_made(self, layout: Layout, block: int, index: int) -> int:
+            """Sources that there are at a sublayer's read, in the window or not."""
             if self.form == "sublayer":
                 s = layout.sublayer(block, index)
                 return s + 1 if s else 0
@@ -113,7 +121,7 @@ class DeltaAttnRes(Connection):
                 count = -(-depth // self.source_blocks)
             else:
                 count = depth // self.source_blocks + 1
-            sources = source_specs("sources", range(count), tensor, layout)
+            sources = source_specs("sources", newest(count, self.window_sources), tensor, layout)
             opened = depth % self.source_blocks and self.sums(layout, depth)
             return {"stream": tensor, **sources, **({"partial": tensor} if opened else {})}
 
@@ -130,7 +138,8 @@ class DeltaAttnRes(Connection):
         def standard_start(self) -> StandardStart:
             if self.gate == "alpha":
                 return "exact"
-            return "up to eps" if self.form == "sublayer" else "no"  # the mean of all outputs is H / n
+            whole = self.form == "sublayer" and self.window_sources is None
+            return "up to eps" if whole else "no"  # the mean of all outputs is H / n
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """6 n d flops per token and read of n sources, 2 d^2 for a vector gate, 2 d^2 + n d for a gate before
@@ -183,8 +192,13 @@ class DeltaAttnRes(Connection):
         if self.grows:
             sources: History = state["sources"]
             new = state["stream"] if not len(sources) else state["stream"] - sources.sources[-1]
-            state = {**state, "sources": sources.push(new, len(sources))}
+            state = {**state, "sources": self.pushed(sources, new)}
         return reads, state
+
+    def pushed(self, sources: History, new: Tensor) -> History:
+        """The history with one more source, as far back as reads see."""
+        grown = sources.push(new, sources.index[-1] + 1 if len(sources) else 0)
+        return grown.last(self.cfg.window_sources or len(grown))
 
     def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
         H, sources = carry["stream"], carry["sources"]
@@ -192,12 +206,12 @@ class DeltaAttnRes(Connection):
         if self.sublayer == self.layout.n_sublayers - 1:
             return {"stream": H + y}
         if self.cfg.form == "sublayer":
-            return {"stream": H + y, "sources": sources.push(y, self.sublayer + 1)}
+            return {"stream": H + y, "sources": self.pushed(sources, y)}
         if not self.sums:
             return {"stream": H + y, "sources": sources}
         partial = carry["partial"] + y if "partial" in carry else y
         if self.ends_block and (self.block + 1) % self.cfg.source_blocks == 0:
-            return {"stream": H + y, "sources": sources.push(partial, len(sources))}
+            return {"stream": H + y, "sources": self.pushed(sources, partial)}
         return {"stream": H + y, "sources": sources, "partial": partial}
 
     @classmethod

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -46,17 +46,23 @@ class DenseFormer(Connection, Reader):
         period: p, a mix after every p-th block; blocks after the last multiple of p are plain.
         sources: "blocks" are the outputs of all blocks (the authors' package), "period" of those after which
         a mix stands, over which the dilation then counts (their training code). They agree at period 1.
+        window_blocks: a mix sees those of the newest so many block outputs, its own included; None is all.
         """
 
         keeps_history = True
         dilation: int = 1
         period: int = 1
         sources: Literal["blocks", "period"] = "blocks"
+        window_blocks: int | None = None
 
         def check(self) -> None:
             for name in ("dilation", "period"):
                 if getattr(self, name) < 1:
                     raise InputError(f"denseformer({name}={getattr(self, name)}): allowed is 1 or more")
+            check_window(self.name, "window_blocks", self.window_blocks)
+
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"window_blocks": count} if kind == "window" else {}
 
         @property
         def step(self) -> int:
@@ -65,13 +71,17 @@ class DenseFormer(Connection, Reader):
 
         def mixed(self, n: int) -> range:
             """S(n): which block outputs Y_n is made of, oldest first; empty where Y_n = X_n."""
-            return range(n % self.step, n + 1, self.step) if n and n % self.period == 0 else range(0)
+            if not n or n % self.period:
+                return range(0)
+            oldest = newest(n + 1, self.window_blocks)[0]
+            return range(oldest + (n - oldest) % self.step, n + 1, self.step)
 
         def kept(self, n: int, n_blocks: int) -> list[int]:
             """The block outputs X_0 .. X_n that a mix after block n still reads."""
             last = min(n_blocks, n + self.dilation * self.period)  # the pattern of mixes repeats
             later = [m for m in range(n + 1, last + 1) if m % self.period == 0]
-            return [j for j in range(n + 1) if any((m - j) % self.step == 0 for m in later)]
+            seen = [self.mixed(m) for m in later]
+            return [j for j in range(n + 1) if any(j in mix for mix in seen)]
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks: Y, and the block outputs still to be read."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights
 from twoaxis.norm import RMSNorm
@@ -44,17 +44,29 @@ class ELCBert(Connection, Reader):
         zero, h_n goes through a LayerNorm without parameters. "base": logits start at 0 but for a 1 at the
         newest source, and later sublayers read the branch without x_n. normalize: "softmax", or "none" for
         free weights, which start at 1; then "weighted_output" starts as the standard Transformer.
+        window_blocks: a combination sees so many newest branches, None all.
         """
 
         keeps_history = True
         variant: Literal["zero", "base", "normalized", "weighted_output"] = "zero"
         normalize: Normalize = "softmax"
+        window_blocks: int | None = None
+
+        def check(self) -> None:
+            check_window(self.name, "window_blocks", self.window_blocks)
+
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"window_blocks": count} if kind == "window" else {}
+
+        def kept(self, depth: int, n_blocks: int) -> range:
+            """The branches that the read after `depth` blocks sees, or the final norm."""
+            last = depth == n_blocks and self.variant != "weighted_output"
+            return newest(depth + 1, 1 if last else self.window_blocks)
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks."""
             last = depth == layout.n_blocks and self.variant != "weighted_output"
-            index = [depth] if last else range(depth + 1)
-            return source_specs("sources", index, tensor, layout, carried=last)
+            return source_specs("sources", self.kept(depth, layout.n_blocks), tensor, layout, carried=last)
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -68,13 +80,14 @@ class ELCBert(Connection, Reader):
             )
 
         def standard_start(self) -> StandardStart:
-            return "exact" if (self.variant, self.normalize) == ("weighted_output", "none") else "no"
+            free = (self.variant, self.normalize, self.window_blocks) == ("weighted_output", "none", None)
+            return "exact" if free else "no"
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """One weight per source of a mix; 2 n d flops per token and mix of n sources, twice backward."""
             layout = shape.layout
             mixes = list(range(1, layout.n_blocks + 1 + (self.variant == "weighted_output")))
-            weights = [n_weights(n, self.normalize) for n in mixes]
+            weights = [n_weights(len(newest(n, self.window_blocks)), self.normalize) for n in mixes]
             mixing = 2 * sum(weights) * layout.d_model * shape.tokens
             tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
@@ -91,11 +104,13 @@ class ELCBert(Connection, Reader):
         self.closes = index == len(layout.blocks[block]) - 1
         self.ends = block == layout.n_blocks - 1 and cfg.variant != "weighted_output"
         first = index == 0
-        self.mix = StaticMix(block + 1, cfg.normalize, newest=cfg.variant == "base") if first else None
+        self.seen = cfg.kept(block, layout.n_blocks)
+        self.kept = len(cfg.kept(block + 1, layout.n_blocks))
+        self.mix = StaticMix(self.seen, cfg.normalize, newest=cfg.variant == "base") if first else None
         self.number = block if first else None
 
     def wants(self, index: int) -> bool:
-        return True
+        return index in self.seen
 
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         assert self.mix is not None
@@ -120,7 +135,7 @@ class ELCBert(Connection, Reader):
         if self.cfg.variant == "normalized":
             branch = F.layer_norm(branch, branch.shape[-1:], eps=BRANCH_EPS)
         sources: History = carry["sources"].push(branch, self.block + 1, carried=self.ends)
-        return {"sources": sources.last(1) if self.ends else sources}
+        return {"sources": sources.last(self.kept)}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
@@ -136,11 +151,12 @@ class ELCStream(Stream, Reader):
         super().__init__(layout)
         self.cfg = cfg
         weighted = cfg.variant == "weighted_output"
-        self.mix = StaticMix(layout.n_blocks + 1, cfg.normalize) if weighted else None
+        self.seen = cfg.kept(layout.n_blocks, layout.n_blocks)
+        self.mix = StaticMix(self.seen, cfg.normalize) if weighted else None
         self.number = layout.n_blocks if weighted else None
 
     def wants(self, index: int) -> bool:
-        return True
+        return index in self.seen
 
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         assert self.mix is not None

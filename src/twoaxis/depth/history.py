@@ -18,6 +18,7 @@ from torch import Tensor
 
 from twoaxis.depth.history_spec import parse_history
 from twoaxis.depth.stored import plain_parts, store
+from twoaxis.errors import InputError
 from twoaxis.types import Layout, TensorSpec
 
 Readers = tuple[tuple[int, int], ...]
@@ -104,6 +105,17 @@ pytree.register_pytree_node(
     serialized_type_name="twoaxis.depth.history.History",
     flatten_with_keys_fn=_flatten_with_keys,
 )
+
+
+def newest(count: int, window: int | None) -> range:
+    """Which of `count` sources a read sees through a window of so many, None of all."""
+    return range(0 if window is None else max(0, count - window), count)
+
+
+def check_window(method: str, option: str, window: int | None) -> None:
+    """Refuse a window that sees nothing."""
+    if window is not None and window < 1:
+        raise InputError(f"{method}({option}={window}): allowed is 1 or more, or None for all")
 
 
 def named_tensors(state: Any) -> dict[str, Tensor]:

@@ -79,10 +79,7 @@ def settled(depth: DepthConfig, history: HistorySpec) -> tuple[DepthConfig, Hist
     for kind, count in asked.items():
         options = depth.history_options(kind, count)
         if not options:
-            able = "its weights need every source" if kind == "window" else "its sources are no summands"
-            raise InputError(
-                f"history='{kind}({count})': {depth.name} has no such form ({able}); leave it out"
-            )
+            raise InputError(f"history='{kind}({count})': {depth.name} has no such option; leave it out")
         fields = {f.name: f.default for f in dataclasses.fields(depth)}
         taken = [k for k, v in options.items() if getattr(depth, k) not in (fields[k], v)]
         if taken:

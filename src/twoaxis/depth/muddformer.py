@@ -48,11 +48,13 @@ class MUDDFormer(Connection):
         self.closes = index == len(layout.blocks[block]) - 1
         self.ways = cfg.way_names if block else ("r",)
         takes = block > 0 and cfg.ways > 1 and index == qkv_index(layout, block, self.method_name)
-        self.mix = DenseMix(cfg, layout, block + 1, len(self.ways)) if index == 0 and block else None
+        self.mix = (
+            DenseMix(cfg, layout, len(cfg.kept(block)), len(self.ways)) if index == 0 and block else None
+        )
         self.norm = RMSNorm(d, eps)
         self.key_norm = RMSNorm(d, eps) if takes and "k" in self.ways else None
         self.value_norm = RMSNorm(d, eps) if takes and "v" in self.ways else None
-        self.takes = takes
+        self.takes, self.kept = takes, frozenset(cfg.kept(block + 1))
         self.source_norm = RMSNorm(d, eps) if cfg.pre_post_norm and self.closes else None
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
@@ -78,7 +80,8 @@ class MUDDFormer(Connection):
         branch = carry["branch"] + y if "branch" in carry else y
         if not self.closes:
             return {**carry, "branch": branch}
-        return pushed(carry["sources"], carry["way.r"] + branch, self.block + 1, self.source_norm)
+        state = pushed(carry["sources"], carry["way.r"] + branch, self.block + 1, self.source_norm)
+        return {**state, "sources": state["sources"].keep(self.kept.__contains__)}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
@@ -113,7 +116,7 @@ class MUDDStream(Stream):
     def __init__(self, cfg: Any, layout: Layout) -> None:
         super().__init__(layout)
         self.cfg = cfg
-        self.mix = DenseMix(cfg, layout, layout.n_blocks + 1, 1, last=True)
+        self.mix = DenseMix(cfg, layout, len(cfg.kept(layout.n_blocks)), 1, last=True)
         self.source_norm = RMSNorm(layout.d_model, layout.norm_eps) if cfg.pre_post_norm else None
 
     def open(self, x: Tensor, ctx: Context) -> State:

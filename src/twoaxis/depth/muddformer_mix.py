@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.depth.connection import DepthConfig, qkv_index
-from twoaxis.depth.history import largest_boundary, source_specs
+from twoaxis.depth.history import check_window, largest_boundary, newest, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix, rms, token_mix
@@ -27,6 +27,7 @@ class MUDDConfig(DepthConfig):
     a gain on the weight generator's norm (the JAX training code). reallocate_mlp: MLPs from half to 1.5 times
     their width, over depth. round64: the generator's width becomes the next multiple of 64. expand_last: the
     last generator is four times as wide. gelu: of the generator; "erf" (PyTorch code) or "tanh" (JAX code).
+    window_blocks: a mix sees the embeddings and so many newest block outputs (the paper's SW-n); None is all.
     """
 
     keeps_history = True
@@ -38,8 +39,10 @@ class MUDDConfig(DepthConfig):
     round64: bool = True
     expand_last: bool = True
     gelu: Literal["erf", "tanh"] = "erf"
+    window_blocks: int | None = None
 
     def check(self) -> None:
+        check_window(self.name, "window_blocks", self.window_blocks)
         if self.pre_post_form == "code" and not self.pre_post_norm:
             raise InputError("muddformer(pre_post_form='code') needs pre_post_norm=True")
         if not self.dynamic and (not self.round64 or not self.expand_last or self.gelu != "erf"):
@@ -53,6 +56,17 @@ class MUDDConfig(DepthConfig):
         """The ways with a mix of their own, in the order of its rows."""
         return ("q", "k", "v", "r")[4 - self.ways :]
 
+    def history_options(self, kind: str, count: int) -> dict[str, Any]:
+        return {"window_blocks": count} if kind == "window" else {}
+
+    def kept(self, depth: int) -> list[int]:
+        """Of X_0 .. X_depth those that the mix after `depth` blocks sees."""
+        return [0, *newest(depth + 1, self.window_blocks)] if self.skips(depth) else list(range(depth + 1))
+
+    def skips(self, depth: int) -> bool:
+        """Whether the window leaves something out after `depth` blocks."""
+        return self.window_blocks is not None and depth > self.window_blocks
+
     def hidden(self, n_sources: int, ways: int, last: bool) -> int:
         """The generator's width: C n, four times that in the last one, and with round64 always rounded up."""
         width = ways * n_sources * (4 if last and self.expand_last else 1)
@@ -65,7 +79,7 @@ class MUDDConfig(DepthConfig):
 
     def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
         """The state after `depth` blocks."""
-        sources = source_specs("sources", range(depth + 1), tensor, layout, carried=not self.pre_post_norm)
+        sources = source_specs("sources", self.kept(depth), tensor, layout, carried=not self.pre_post_norm)
         return {**sources, "stream": tensor} if self.pre_post_norm else sources
 
     def coordinates(self) -> Coordinates:
@@ -89,9 +103,12 @@ class MUDDConfig(DepthConfig):
         if self.ways > 1:
             for index in range(1, layout.n_blocks):
                 qkv_index(layout, index, self.name)
-        last = (layout.n_blocks + 1, 1, True)
+        last = (len(self.kept(layout.n_blocks)), 1, True)
         numbers, flops = (layout.n_sublayers + 1) * d, 0
-        for n, ways, ends in [*((n, self.ways, False) for n in range(2, layout.n_blocks + 1)), last]:
+        for n, ways, ends in [
+            *((len(self.kept(n)), self.ways, False) for n in range(1, layout.n_blocks)),
+            last,
+        ]:
             hidden = self.hidden(n, ways, ends) if self.dynamic else 0
             numbers += ways * n + hidden * (d + ways * n)
             numbers += len({"k", "v"} & set(self.way_names)) * d * (not ends)

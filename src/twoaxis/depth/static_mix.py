@@ -21,13 +21,13 @@ def n_weights(n_sources: int, normalize: str) -> int:
 class StaticMix(nn.Module):
     """x = sum_i alpha_i h_i with alpha = softmax(a), or alpha = a.
 
-    a (n,), oldest source first, starts at 0 under softmax (all sources alike) and at 1 without it (their
+    seen: the depth indices of the n sources, without a gap. a (n,), oldest source first, starts at 0 under softmax (all sources alike) and at 1 without it (their
     sum), or with `newest` at 0 but for a 1 at the newest source.
     """
 
-    def __init__(self, n_sources: int, normalize: Normalize, newest: bool = False) -> None:
+    def __init__(self, seen: range, normalize: Normalize, newest: bool = False) -> None:
         super().__init__()
-        self.normalize = normalize
+        self.normalize, self.seen, n_sources = normalize, seen, len(seen)
         start = torch.full((n_sources,), 0.0 if normalize == "softmax" or newest else 1.0)
         start[-1] = 1.0 if newest else start[-1]
         self.logits = nn.Parameter(start) if n_weights(n_sources, normalize) else None
@@ -37,4 +37,5 @@ class StaticMix(nn.Module):
         if self.logits is None:
             return sources.sources[0]
         alpha = self.logits.softmax(0) if self.normalize == "softmax" else self.logits
-        return mix(sources.sources, alpha if len(sources) == len(alpha) else alpha[list(sources.index)])
+        places = [self.seen.index(j) for j in sources.index]
+        return mix(sources.sources, alpha if len(places) == len(alpha) else alpha[places])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.depth.static_mix import StaticMix, n_weights
 from twoaxis.norm import RMSNorm
@@ -39,17 +39,25 @@ class VerticalAttention(Connection, Reader):
     class Config(DepthConfig):
         """block_residual: h_n is a whole block's output, x_n included; False: only what the block adds, as in
         ELC-BERT. source_norm: "rms" divides h by its root mean square, "length" by its length, "none" not.
+        window_blocks: a read sees so many newest sources, None all.
         """
 
         keeps_history = True
         block_residual: bool = True
         source_norm: Literal["rms", "length", "none"] = "rms"
+        window_blocks: int | None = None
+
+        def check(self) -> None:
+            check_window(self.name, "window_blocks", self.window_blocks)
+
+        def history_options(self, kind: str, count: int) -> dict[str, Any]:
+            return {"window_blocks": count} if kind == "window" else {}
 
         def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
             """The state after `depth` blocks."""
             if depth == layout.n_blocks:
                 return {"output": tensor}
-            return source_specs("sources", range(depth + 1), tensor, layout)
+            return source_specs("sources", newest(depth + 1, self.window_blocks), tensor, layout)
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -65,7 +73,8 @@ class VerticalAttention(Connection, Reader):
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """Per token 2 n d flops for a mix of n sources and 4 d for each source normed, twice backward."""
             layout = shape.layout
-            weights = sum(n_weights(n, "softmax") for n in range(1, layout.n_blocks + 1))
+            counts = [len(newest(n, self.window_blocks)) for n in range(1, layout.n_blocks + 1)]
+            weights = sum(n_weights(n, "softmax") for n in counts)
             normed = 0 if self.source_norm == "none" else layout.n_blocks
             flops = (2 * weights + 4 * normed) * layout.d_model * shape.tokens
             tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
@@ -82,11 +91,13 @@ class VerticalAttention(Connection, Reader):
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.closes = index == len(layout.blocks[block]) - 1
         self.ends = block == layout.n_blocks - 1
-        self.mix = StaticMix(block + 1, "softmax") if index == 0 else None
+        self.seen = newest(block + 1, cfg.window_blocks)
+        self.mix = StaticMix(self.seen, "softmax") if index == 0 else None
+        self.kept = len(newest(block + 2, cfg.window_blocks))
         self.number = block if index == 0 else None
 
     def wants(self, index: int) -> bool:
-        return True
+        return index in self.seen
 
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         assert self.mix is not None
@@ -106,7 +117,8 @@ class VerticalAttention(Connection, Reader):
         h = carry["input"] + branch if self.cfg.block_residual else branch
         if self.ends:
             return {"output": h}
-        return {"sources": carry["sources"].push(norm0(h, self.cfg, self.layout), self.block + 1)}
+        sources: History = carry["sources"].push(norm0(h, self.cfg, self.layout), self.block + 1)
+        return {"sources": sources.last(self.kept)}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
