@@ -21,8 +21,9 @@ def n_weights(n_sources: int, normalize: str) -> int:
 class StaticMix(nn.Module):
     """x = sum_i alpha_i h_i with alpha = softmax(a), or alpha = a.
 
-    seen: the depth indices of the n sources, without a gap. a (n,), oldest source first, starts at 0 under softmax (all sources alike) and at 1 without it (their
-    sum), or with `newest` at 0 but for a 1 at the newest source.
+    seen: the depth indices of the n sources, without a gap. a (n,), oldest source first, starts at 0 under
+    softmax (all sources alike) and at 1 without it (their sum), or with `newest` at 0 but for a 1 at the
+    newest source.
     """
 
     def __init__(self, seen: range, normalize: Normalize, newest: bool = False) -> None:
