@@ -15,6 +15,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State
 from twoaxis.norm import RMSNorm
+from twoaxis.ops.precision import cast
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -51,4 +52,4 @@ class Additive(Connection):
         return Reads(self.norm(state)), None
 
     def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
-        return state + y.to(state.dtype)
+        return state + cast(y, state.dtype)

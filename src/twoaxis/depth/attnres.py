@@ -173,6 +173,9 @@ class AttnRes(Connection):
         s = layout.sublayer(block, index)
         self.closed, within = divmod(s, cfg.size)
         self.opens, self.closes = within == 0, within == cfg.size - 1
+        windowed = cfg.window_sources is not None
+        kept = cfg.kept(self.closed + 1 + self.closes, not self.closes)
+        self.kept = frozenset(kept) if windowed else None  # of the closed depth-blocks; None is all
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.route = Route(cfg, layout) if cfg.seen(cfg.n_sources(s)) > 1 else None
 
@@ -189,8 +192,8 @@ class AttnRes(Connection):
         sources: History = state["sources"]
         if self.closes:
             sources = sources.push(partial, self.closed + 1)
-        kept = self.cfg.kept(self.closed + 1 + self.closes, not self.closes)
-        sources = sources.keep(kept.__contains__)
+        if self.kept is not None:
+            sources = sources.keep(self.kept.__contains__)
         return {"sources": sources} if self.closes else {"sources": sources, "partial": partial}
 
     @classmethod

@@ -7,7 +7,6 @@ divided last are 1, the others come near. A convex mix of all n! permutation mat
 
 from itertools import permutations
 from math import exp
-from operator import mul
 from typing import Any, Literal
 
 import torch
@@ -38,8 +37,8 @@ def sinkhorn(logits: Tensor, iterations: int = 20, *, last: Last = "rows", eps: 
     check_sinkhorn(logits, iterations, last, eps)
     dtype = compute_dtype(logits)
     n, lead = logits.shape[-1], logits.shape[:-2]
-    if not eps and iterations and _alone(logits):
-        H = _scaled(logits, iterations, last == "rows")
+    if not eps and iterations and _small(logits):
+        H = _in_numbers(logits, iterations, last == "rows")
         if H is not None:
             return H
     with full_precision(logits):
@@ -48,29 +47,39 @@ def sinkhorn(logits: Tensor, iterations: int = 20, *, last: Last = "rows", eps: 
         return H.permute(2, 0, 1).contiguous().view(*lead, n, n)
 
 
-def _alone(logits: Tensor) -> bool:
-    """Whether this is a matrix or two of a decoding step: so few numbers are faster in Python than in launches."""
-    few = 0 < logits.numel() <= 2 * logits.shape[-1] ** 2 <= 128
-    return few and logits.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def _small(logits: Tensor) -> bool:
+    """Whether these are a few 4 x 4 matrices of a decoding step: Python's numbers are then faster than launches."""
+    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return free and logits.is_cpu and logits.shape[-1] == 4 and 0 < logits.numel() <= 64
 
 
-def _scaled(logits: Tensor, iterations: int, rows_last: bool) -> Tensor | None:
+def _in_numbers(logits: Tensor, iterations: int, rows_last: bool) -> Tensor | None:
     """The same as diag(u) exp(R) diag(v), in float64; None where numbers so far apart would leave its range."""
-    n, found = logits.shape[-1], []
-    for R in logits.reshape(-1, n, n).tolist():
+    found = []
+    for R in (logits if rows_last else logits.mT).reshape(-1, 4, 4).tolist():
         top = max(map(max, R))
         if not top - min(map(min, R)) < 200:
             return None
-        rows = [[exp(x - top) for x in row] for row in R]
-        columns, u, v = list(zip(*rows)), [1.0] * n, [1.0] * n
-        for _ in range(iterations):
-            if rows_last:
-                v = [1 / sum(map(mul, column, u)) for column in columns]
-            u = [1 / sum(map(mul, row, v)) for row in rows]
-            if not rows_last:
-                v = [1 / sum(map(mul, column, u)) for column in columns]
-        found.append([[a * x * b for x, b in zip(row, v)] for a, row in zip(u, rows)])
-    return torch.tensor(found, dtype=compute_dtype(logits)).view(logits.shape)
+        found.append(_scaled([[exp(x - top) for x in row] for row in R], iterations))
+    H = torch.tensor(found, dtype=compute_dtype(logits)).view(logits.shape)
+    return H if rows_last else H.mT.contiguous()
+
+
+def _scaled(M: list[list[float]], iterations: int) -> list[list[float]]:
+    """diag(u) M diag(v) with columns divided by their sums, then rows; written out, since this is all its cost."""
+    (a, b, c, d), (e, f, g, h), (i, j, k, m), (n, o, p, q) = M
+    u0 = u1 = u2 = u3 = 1.0
+    v0 = v1 = v2 = v3 = 1.0
+    for _ in range(iterations):
+        v0 = 1 / (a * u0 + e * u1 + i * u2 + n * u3)
+        v1 = 1 / (b * u0 + f * u1 + j * u2 + o * u3)
+        v2 = 1 / (c * u0 + g * u1 + k * u2 + p * u3)
+        v3 = 1 / (d * u0 + h * u1 + m * u2 + q * u3)
+        u0 = 1 / (a * v0 + b * v1 + c * v2 + d * v3)
+        u1 = 1 / (e * v0 + f * v1 + g * v2 + h * v3)
+        u2 = 1 / (i * v0 + j * v1 + k * v2 + m * v3)
+        u3 = 1 / (n * v0 + o * v1 + p * v2 + q * v3)
+    return [[u * x * v for x, v in zip(row, (v0, v1, v2, v3))] for u, row in zip((u0, u1, u2, u3), M)]
 
 
 def sinkhorn_error(H: Tensor) -> tuple[Tensor, Tensor]:
