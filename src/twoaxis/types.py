@@ -150,24 +150,42 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Counts of one part or of a whole model; parts add up with +.
+    """Counts of one part or of a whole model; parts add up with +. None: the method does not say.
 
     parameters: numbers, flops: multiply and add counted apart, over all B * T tokens.
     decode_state_bytes: memory across tokens at T tokens. boundary_bytes: sent after a block, by transport
-    (the largest boundary of the network).
+    (the largest boundary of the network). gradient_bytes, optimizer_bytes: of all parameters, and of AdamW's
+    two moments. saved_bytes: kept between forward and backward; with every block recomputed, _checkpointed,
+    and recomputed_bytes beside it while the largest block is. bytes_forward, bytes_backward: moved to and
+    from memory at the fused limit; bytes_eager: kernel by kernel, as are launches.
     """
 
     parameters: int = 0
     flops_forward: int = 0
     flops_backward: int = 0
     decode_state_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    saved_bytes: int | None = None
+    saved_bytes_checkpointed: int | None = None
+    recomputed_bytes: int | None = None
+    bytes_forward: int | None = None
+    bytes_backward: int | None = None
+    bytes_eager_forward: int | None = None
+    bytes_eager_backward: int | None = None
+    launches_forward: int | None = None
+    launches_backward: int | None = None
+    launches_fused_forward: int | None = None
+    launches_fused_backward: int | None = None
     boundary_bytes: dict[str, int] = field(default_factory=dict)
     by_part: dict[str, Cost] = field(default_factory=dict)
 
     def __add__(self, other: Cost) -> Cost:
-        numbers = {
-            f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.type == "int"
-        }
+        numbers = {}
+        for f in fields(self):
+            pair = [x for x in (getattr(self, f.name), getattr(other, f.name)) if x is not None]
+            if f.type in ("int", "int | None") and pair:
+                numbers[f.name] = sum(pair)
         keys = self.boundary_bytes.keys() | other.boundary_bytes.keys()
         sent = {k: self.boundary_bytes.get(k, 0) + other.boundary_bytes.get(k, 0) for k in sorted(keys)}
         return replace(self, **numbers, boundary_bytes=sent, by_part={**self.by_part, **other.by_part})
@@ -176,6 +194,18 @@ class Cost:
     def flops(self) -> int:
         """Forward and backward together."""
         return self.flops_forward + self.flops_backward
+
+    @property
+    def bytes_moved(self) -> int | None:
+        """Forward and backward together, at the fused limit."""
+        return None if self.bytes_forward is None else self.bytes_forward + (self.bytes_backward or 0)
+
+    @property
+    def launches(self) -> int | None:
+        """Forward and backward together, kernel by kernel."""
+        return (
+            None if self.launches_forward is None else self.launches_forward + (self.launches_backward or 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)

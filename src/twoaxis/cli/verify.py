@@ -1,4 +1,4 @@
-"""`twoaxis verify`: the duality in numbers, or golden vectors against this version's methods."""
+"""`twoaxis verify`: the duality in numbers, golden vectors against the methods, or the cost model measured."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Args:
-    """Show in numbers that the two axes are one operator, or replay golden vectors.
+    """Show in numbers that the two axes are one operator, replay golden vectors, or measure what is costed.
 
     Exit code 0: all that was run passed. 1: something failed. 2: bad input, or nothing could be run.
     """
 
     golden: Path | None = None
     """Replay the golden vectors under this folder (pairs of .json and .safetensors) instead."""
+    cost: bool = False
+    """Measure every number of the cost model over the registry, and fit its exponents, instead."""
     device: str = "cpu"
     """Device of the duality's check, e.g. cpu, cuda, mps."""
     dtype: str = "float64"
@@ -37,6 +39,10 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the table; 1 if a row failed."""
+    if args.cost:
+        from twoaxis.cli.verify_cost import cost
+
+        return cost(args)
     return golden(args) if args.golden is not None else duality(args)
 
 

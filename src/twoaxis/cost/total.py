@@ -9,20 +9,38 @@
 
 A multiplication and an addition are two FLOPs. The backward pass of a product is two products of the same
 size, so it counts twice the forward one. Norms, activations, rotations and softmaxes are not counted. Visible
-pairs are sum_t min(t + 1, window): what a dense mask computes and throws away is not counted.
+pairs are sum_t min(t + 1, window): what a dense mask computes and throws away is not counted. Bytes, launches
+and the FLOPs of the whole come from one pass noted on a tape (`passes.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any, Literal, get_args
 
+from twoaxis.cost.boundaries import largest
+from twoaxis.cost.counts import NOTHING, counts, recomputed_bytes
+from twoaxis.cost.passes import traced
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.types import DTYPES, Cost, Shape
 
+Phase = Literal["training", "decoding"]
+FORWARD_ONLY: dict[str, Any] = {  # a decoding step keeps nothing for a backward pass
+    **dict.fromkeys(("flops_backward", "gradient_bytes", "optimizer_bytes"), 0),
+    **{f.name: None for f in fields(Cost) if f.name.endswith("backward") and f.type == "int | None"},
+    **dict.fromkeys(("saved_bytes", "saved_bytes_checkpointed", "recomputed_bytes")),
+}
+
 
 def cost(
-    cfg: ModelConfig, batch_size: int, seq_len: int, *, dtype: str = "float32", max_rollback: int = 0
+    cfg: ModelConfig,
+    batch_size: int,
+    seq_len: int,
+    *,
+    dtype: str = "float32",
+    max_rollback: int = 0,
+    phase: Phase = "training",
 ) -> Cost:
     """What a model costs on `batch_size` rows of `seq_len` tokens, without building it.
 
@@ -30,6 +48,8 @@ def cost(
     decode_state_bytes: `model.new_cache(batch_size, seq_len, max_rollback).nbytes`. boundary_bytes: what a
     block hands on, at the block boundary where that is largest. by_part: the same counts of "embedding",
     "head", "depth" and each kind of core summed over blocks. dtype: of the weights, and so of the cache.
+    phase: "training" counts a whole step, "decoding" the forward pass of the seq_len-th token of each row
+    from its cache. docs/guides/cost.md says what each field counts and what it is held to.
 
     Raises InputError for sizes below 1 and unknown dtypes.
     """
@@ -38,6 +58,8 @@ def cost(
             raise InputError(f"{name}={value!r}: allowed is an integer of 1 or more")
     if dtype not in DTYPES:
         raise InputError(f"dtype={dtype!r}: allowed is {' or '.join(DTYPES)}")
+    if phase not in get_args(Phase):
+        raise InputError(f"phase={phase!r}: allowed is 'training' or 'decoding'")
     if type(max_rollback) is not int or max_rollback < 0:
         raise InputError(f"max_rollback={max_rollback!r}: allowed is an integer of 0 or more")
     shape = Shape(
@@ -57,4 +79,20 @@ def cost(
         for index, core in enumerate(cores):
             options = depth.core_options_at(shape.layout, block, index)
             parts[core.kind] = parts.get(core.kind, Cost()) + core.cost_as_built(shape, block, options)
-    return replace(sum(parts.values(), start=Cost()), by_part=parts)
+    item = DTYPES[dtype].itemsize
+    for name, part in parts.items():
+        parts[name] = replace(
+            part, gradient_bytes=part.parameters * item, optimizer_bytes=2 * part.parameters * item
+        )
+    tape = traced(cfg, batch_size, seq_len, dtype, phase == "decoding")
+    if tape is None:
+        return replace(sum(parts.values(), start=Cost()), by_part=parts)
+    found = counts(tape)
+    parts = {name: replace(part, **(NOTHING | found[name])) for name, part in parts.items()}
+    if phase == "decoding":
+        parts = {name: replace(part, **FORWARD_ONLY) for name, part in parts.items()}
+        return replace(sum(parts.values(), start=Cost()), boundary_bytes=largest(tape), by_part=parts)
+    total = sum(parts.values(), start=Cost())
+    return replace(
+        total, recomputed_bytes=recomputed_bytes(tape), boundary_bytes=largest(tape), by_part=parts
+    )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.ops.precision import cast
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
@@ -28,6 +29,8 @@ class Additive(Connection):
 
     class Config(DepthConfig):
         """The standard residual has no options."""
+
+        trace = Trace
 
         def coordinates(self) -> Coordinates:
             return Coordinates(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.attnres_read import Route
+from twoaxis.depth.attnres_trace import AttnResTrace
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.errors import InputError
@@ -157,14 +158,16 @@ class AttnRes(Connection):
             """
             layout, reads, d = shape.layout, self.reads(shape.layout), shape.layout.d_model
             r, made = self.key_rank or d, self.query == "input"
+            summed = self.n_sources(layout.n_sublayers) if self.readout == "sum" else 0
+            adding = 2 * d * summed * (summed > 1) * shape.tokens  # weights of 1, which have no gradient
             reading = (sum(reads) * (4 * r + 2 * d) + 2 * d * r * made * len(reads)) * shape.tokens
             tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
             return Cost(
                 parameters=d * (layout.n_sublayers + 1)
                 + len(reads) * r * ((d if made else 1) + self.key_gain),
-                flops_forward=reading,
-                flops_backward=2 * reading,
+                flops_forward=reading + adding,
+                flops_backward=2 * reading + adding,
                 boundary_bytes={"full": largest},
             )
 
@@ -237,3 +240,6 @@ class AttnResStream(Stream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+AttnRes.Config.trace = AttnResTrace

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.history_spec import parse_history, settled
+from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
+from twoaxis.tape import Tape
 from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
 
 Core = Callable[[Reads, Context], Tensor]
@@ -29,12 +31,14 @@ class DepthConfig(spec.Config):
 
     follows_rule: whether its reads heed `Context.depth_window`. loss_term: the name of a number per token that
     its stream makes of the last state and that training may add to the loss (`Stream.loss_term`); "" is none.
+    trace: the method in sizes alone; None leaves out the counts that are derived from it.
     """
 
     follows_rule: ClassVar[bool] = False
     loss_term: ClassVar[str] = ""
 
     keeps_history: ClassVar[bool] = False  # whether `History` holds its earlier layers
+    trace: ClassVar[Callable[[Any, Layout, Tape], Trace] | None] = None
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """What the method costs over the whole network, its pre-norms and final norm included."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream, qkv_index
+from twoaxis.depth.dca_trace import DCATrace
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.errors import InputError
@@ -254,3 +255,6 @@ class DCAStream(Stream, Reader):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+DCA.Config.trace = DCATrace

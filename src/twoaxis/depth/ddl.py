@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.ddl_compress import DDLStream, new_compressor, new_memory
+from twoaxis.depth.ddl_trace import DDLTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import delta_rewrite
@@ -237,3 +238,6 @@ def _write_only(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, e
         if state.ndim > direction.ndim:
             k, step = k.unsqueeze(-1), step.unsqueeze(-2)
         return torch.addcmul(X, k, step).to(state.dtype)
+
+
+DDL.Config.trace = DDLTrace

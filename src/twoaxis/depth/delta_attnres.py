@@ -20,6 +20,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream, qkv_index
 from twoaxis.depth.delta_read import DeltaRead
+from twoaxis.depth.delta_trace import DeltaTrace
 from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -142,8 +143,8 @@ class DeltaAttnRes(Connection):
             return "up to eps" if whole else "no"  # the mean of all outputs is H / n
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """6 n d flops per token and read of n sources, 2 d^2 for a vector gate, 2 d^2 + n d for a gate before
-            the read; twice that backward.
+            """6 n d flops per token and read of n sources, 2 d^2 for a vector gate and for one before the read;
+            twice that backward.
             """
             layout, d = shape.layout, shape.layout.d_model
             reads = [n for n in self.reads(layout) if n]
@@ -152,9 +153,8 @@ class DeltaAttnRes(Connection):
             each = {"none": 0, "scalar": 1, "vector": d * d + d, "alpha": 1}[self.gate] + d * self.null_source
             each += (d * d + d) * self.pre_gated
             weighed = sum(n > 1 for n in [*reads, *of_values]) * d * (2 if self.key_gain else 1)
-            flops = 6 * (sum(reads) + sum(of_values)) * d
+            flops = 6 * sum(n for n in [*reads, *of_values] if n > 1) * d
             flops += 2 * d * d * len(reads) * ((self.gate == "vector") + self.pre_gated)
-            flops += sum(reads) * d * self.pre_gated
             tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
             return Cost(
@@ -235,3 +235,6 @@ class DeltaStream(PlainStream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+DeltaAttnRes.Config.trace = DeltaTrace

@@ -21,9 +21,11 @@ from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
 from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.depth.reader import Reader
+from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mix
+from twoaxis.ops import mix, traced
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -173,3 +175,34 @@ class DenseFormerStream(PlainStream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class DenseFormerTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: DenseFormer.Config
+
+    def open(self, x: Array) -> State:
+        kept = self.cfg.kept(0, self.layout.n_blocks)
+        return {"stream": x, "sources": History((x,), (0,)).keep(kept.__contains__)}  # type: ignore[arg-type]
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, Any]:
+        return super().read(state["stream"], block, index)
+
+    def write(self, state: State, carry: Any, y: Array, block: int, index: int) -> State:
+        x = super().write(state["stream"], carry, y, block, index)
+        if not self.closes(block, index):
+            return {**state, "stream": x}
+        outputs, mixed = state["sources"].push(x, block + 1), self.cfg.mixed(block + 1)
+        if mixed:
+            x = traced.mix(self.t, outputs.keep(mixed.__contains__).sources)
+        return {
+            "stream": x,
+            "sources": outputs.keep(self.cfg.kept(block + 1, self.layout.n_blocks).__contains__),
+        }
+
+    def close(self, state: State) -> Array:
+        return super().close(state["stream"])
+
+
+DenseFormer.Config.trace = DenseFormerTrace

@@ -21,9 +21,11 @@ from twoaxis import spec
 from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.depth.inside import Heads, attentions_at, attentions_before, run_inside
+from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depth_read, token_mix
+from twoaxis.ops import depth_read, token_mix, traced
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
 
@@ -182,3 +184,52 @@ class DepthAttentionStream(PlainStream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class DepthAttentionTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: DepthAttention.Config
+
+    def open(self, x: Array) -> State:
+        return {"stream": x, "sources": History()}
+
+    def sublayer(self, state: State, core: Any, block: int, index: int) -> State:
+        reads, _ = self.read(state["stream"], block, index)
+        n, sources = len(attentions_before(self.layout, block, index)), state["sources"]
+
+        def between(q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array]:
+            nonlocal n, sources
+            assert v is not None
+            with self.t.of("depth"):
+                anchors = sources.keep(self.cfg.anchors(self.layout, n).__contains__).sources
+                row = self.t.state(self.t.run("cat", (k, v), self.t.array(k.width + v.width)))
+                if anchors:
+                    mixed = self.mixed_values((*anchors, row), k.width, v.width)
+                    row = self.t.run("cat", (row, mixed), self.t.like(row))
+                    v = self.t.cast(mixed, q.itemsize)
+            sources, n = sources.push(row, n), n + 1  # type: ignore[arg-type]
+            return q, k, v
+
+        x = self.write(state["stream"], None, core(reads, between), block, index)
+        done = len(attentions_before(self.layout, block, index + 1))
+        return {"stream": x, "sources": sources.keep(self.cfg.kept(self.layout, done).__contains__)}
+
+    def mixed_values(self, rows: tuple[Array, ...], key: int, value: int) -> Array:
+        """V~, tokens and heads being the rows of the read."""
+        t, heads = self.t, self.cfg.heads(self.layout).heads
+        query = t.run("mean", (), t.array(key, rows[-1].itemsize))
+        keys = [per_head(row.view(key), heads) for row in rows]
+        weights = traced.depth_read(t, query, keys, normed=False, weights_only=True)
+        return traced.mix(t, [row.view(value) for row in rows], [weights], by_token=True)
+
+    def close(self, state: State) -> Array:
+        return super().close(state["stream"])
+
+
+def per_head(x: Array, heads: int) -> Array:
+    """A view whose rows are a token's heads."""
+    return Array(x.numbers, x.width // heads, x.itemsize, x)
+
+
+DepthAttention.Config.trace = DepthAttentionTrace

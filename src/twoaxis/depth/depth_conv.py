@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mix
+from twoaxis.ops import mix, traced
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -165,3 +167,30 @@ class DepthConvStream(Stream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class DepthConvTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: DepthConv.Config
+
+    def open(self, x: Array) -> State:
+        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, Array]:
+        seen = state["sources"].last(self.cfg.taps(block)).sources
+        x = traced.mix(self.t, seen) if index == 0 else state["stream"]
+        return super().read(x, block, index)[0], x
+
+    def write(self, state: State, carry: Array, y: Array, block: int, index: int) -> State:
+        x = super().write(carry, None, y, block, index)
+        if self.closes(block, index):
+            kept = self.cfg.kept(block + 1, self.layout.n_blocks)
+            return {"sources": state["sources"].push(x, block + 1).last(kept)}
+        return {"sources": state["sources"], "stream": x}
+
+    def close(self, state: State) -> Array:
+        return super().close(state["sources"].sources[-1])
+
+
+DepthConv.Config.trace = DepthConvTrace

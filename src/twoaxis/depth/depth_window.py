@@ -15,6 +15,7 @@ place in the network in `windowed.py`.
 from __future__ import annotations
 
 from twoaxis import spec
+from twoaxis.depth.depth_window_trace import DepthWindowTrace
 from twoaxis.depth.windowed import Windowed, WindowedConfig
 from twoaxis.types import Coordinates
 
@@ -39,3 +40,6 @@ class DepthWindow(Windowed):
                 reads_per_block=1,
                 short_swa=f"yes: window = {self.window_blocks or 'l + 1'} over depth",
             )
+
+
+DepthWindow.Config.trace = DepthWindowTrace

@@ -19,8 +19,10 @@ from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.depth.reader import Reader
-from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights
+from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights, static_mix_trace
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 BRANCH_EPS = 1e-7  # of the parameter-free LayerNorm on a branch
@@ -179,3 +181,39 @@ class ELCStream(Stream, Reader):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class ELCTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: ELCBert.Config
+
+    def open(self, x: Array) -> State:
+        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, State]:
+        if index == 0:
+            x = static_mix_trace(self.t, state["sources"].sources, self.cfg.normalize)
+            state = {**state, "input": x}
+        branch = [state["branch"]] if "branch" in state else []
+        read = branch if branch and self.cfg.variant == "base" else [state["input"], *branch]
+        return super().read(self.t.add(*read), block, index)[0], state
+
+    def write(self, state: State, carry: State, y: Array, block: int, index: int) -> State:
+        branch = self.t.add(*([carry["branch"]] if "branch" in carry else []), self.t.state(y))
+        if not self.closes(block, index):
+            return {**carry, "branch": branch}
+        if self.cfg.variant == "normalized":
+            branch = self.t.layer_norm(branch)
+        sources = carry["sources"].push(branch, block + 1)
+        ends = block == self.layout.n_blocks - 1 and self.cfg.variant != "weighted_output"
+        return {"sources": sources.last(1) if ends else sources}
+
+    def close(self, state: State) -> Array:
+        sources = state["sources"].sources
+        weighted = self.cfg.variant == "weighted_output"
+        x = static_mix_trace(self.t, sources, self.cfg.normalize) if weighted else sources[-1]
+        return super().close(x)
+
+
+ELCBert.Config.trace = ELCTrace

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State
 from twoaxis.depth.history import largest_boundary
 from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
+from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
 
@@ -145,3 +147,38 @@ class FirstValueStream(PlainStream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class FirstValueTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: Any
+
+    def open(self, x: Array) -> State:
+        return {"stream": x}
+
+    def values(self, first: Array, own: Array | None, x: Array) -> Array:
+        """V' from V_1, an attention's own V and its input."""
+        return first
+
+    def sublayer(self, state: State, core: Any, block: int, index: int) -> State:
+        reads, _ = self.read(state["stream"], block, index)
+        n, first = len(attentions_before(self.layout, block, index)), state.get("value")
+
+        def between(q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array]:
+            nonlocal n, first
+            with self.t.of("depth"):
+                if n in self.cfg.readers(self.layout):
+                    v = self.t.cast(self.values(first, v, reads.x), q.itemsize)
+                assert v is not None
+                first = self.t.state(v) if n == 0 else first
+            n += 1
+            return q, k, v
+
+        x = self.write(state["stream"], None, core(reads, between), block, index)
+        return (
+            {"stream": x, "value": first} if self.cfg.kept(self.layout, block, index + 1) else {"stream": x}
+        )
+
+    def close(self, state: State) -> Array:
+        return super().close(state["stream"])

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
+from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
+from twoaxis.tape import Array
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -191,3 +193,49 @@ class HyperStream(Stream):
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         layout = self.layout
         return {"stream": TensorSpec((batch_size, seq_len, self.streams, layout.d_model), layout.state_dtype)}
+
+
+class HyperTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: Any
+
+    def open(self, x: Array) -> State:
+        return self.t.run("repeat", (x,), self.t.array(x.width * self.cfg.streams, x.itemsize))
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, Any]:
+        t, n, H = self.t, self.cfg.streams, self.t.cast(state, self.t.wide)
+        weights = self.weights(H)
+        A_m, A_r, B = (t.run("copy", (weights,), t.array(size, t.wide)) for size in (n, n * n, n))
+        return super().read(t.state(t.matmul(A_m, H, 1, self.layout.d_model)), block, index)[0], (A_r, B)
+
+    def weights(self, H: Array) -> Array:
+        """Of every token."""
+        t, n, d = self.t, self.cfg.streams, self.layout.d_model
+        if not self.cfg.dynamic:
+            return t.weight(n * (n + 2))
+        if self.cfg.norm == "layer":
+            change = t.linear(t.layer_norm(H, groups=n), n + 2, of=d)
+        else:
+            gain = t.run("add", (t.weight(d),), t.table(d, t.wide))
+            matrix = t.run("mul", (gain,), t.table(d * (n + 2), t.wide), keep=(gain,))
+            length = t.array(n, t.wide)
+            t.run("length", (H,), length, keep=(H, length), launches=2)
+            inverse = t.map("reciprocal", length, keep="output")
+            factor = t.map("scale", inverse, keep="nothing")
+            change = t.times(t.linear(H, n + 2, of=d, weight=matrix), factor)
+        scale = t.run("cat", (), t.table(n + 2, t.wide))
+        change = t.map("tanh", change, keep="output") if self.cfg.tanh else change
+        return t.run("addcmul", (scale, change), t.like(change), keep=(scale, change))
+
+    def write(self, state: State, carry: Any, y: Array, block: int, index: int) -> State:
+        t, (A_r, B) = self.t, carry
+        H, o = t.cast(state, t.wide), t.cast(y, t.wide)
+        n, d = self.cfg.streams, self.layout.d_model
+        return t.state(t.matmul(B, o, n, d, plus=t.matmul(A_r, H, n, d)))
+
+    def close(self, state: State) -> Array:
+        return super().close(self.t.run("sum", (state,), self.t.array(self.layout.d_model, state.itemsize)))
+
+
+HyperConnections.Config.trace = HyperTrace

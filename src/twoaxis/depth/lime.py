@@ -22,6 +22,7 @@ from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream,
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
 from twoaxis.depth.lime_dynamic import DynamicLIMe
+from twoaxis.depth.lime_trace import lime_trace
 from twoaxis.depth.stored import linear
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -155,7 +156,8 @@ class LIMe(Connection):
             own = torch.cat((k, v), -1).mT.to(state["stream"].dtype).contiguous()  # heads fastest
             if n:
                 routed = self.routers[str(n)]((*sources.sources, own)).to(q.dtype).mT
-                k, v = routed.split([k.shape[-1], v.shape[-1]], -1)
+                # copies: torch's fast attention refuses rows whose features are not side by side
+                k, v = (x.contiguous() for x in routed.split([k.shape[-1], v.shape[-1]], -1))
             sources, n = sources.push(own, n), n + 1
             return q, k, v
 
@@ -236,3 +238,6 @@ class LIMeStream(PlainStream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+LIMe.Config.trace = staticmethod(lime_trace)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from twoaxis.depth.connection import Connection, State
 from twoaxis.depth.history import History
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import token_mix
+from twoaxis.ops import token_mix, traced
 from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.tape import Array
 from twoaxis.types import Context, Layout, Reads
 
 
@@ -67,3 +69,32 @@ class DynamicLIMe(Connection):
         x = state["stream"] + y.to(state["stream"].dtype)
         last = self.sublayer == self.layout.n_sublayers - 1
         return {"stream": x, "sources": carry.last(0) if last else carry}
+
+
+class DynamicTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: Any
+
+    def open(self, x: Array) -> State:
+        return {"stream": x, "sources": History()}
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, History]:
+        t, x, s = self.t, state["stream"], self.layout.sublayer(block, index)
+        views, sources = self.cfg.n_views(self.layout, block, index), state["sources"].push(x, s)
+        inputs = [x] * views
+        if s:
+            scores = t.linear(t.norm(t.cast(x, t.wide)), views * (s + 1), bias=True)
+            weights = t.map(self.cfg.gate, scores, keep="output")
+            inputs = [
+                traced.mix(t, sources.sources, [weights.view(s + 1)], by_token=True) for _ in range(views)
+            ]
+        return Reads(*[t.norm(u) for u in inputs]), sources  # type: ignore[arg-type]
+
+    def write(self, state: State, carry: History, y: Array, block: int, index: int) -> State:
+        x = super().write(state["stream"], None, y, block, index)
+        last = self.layout.sublayer(block, index) == self.layout.n_sublayers - 1
+        return {"stream": x, "sources": History() if last else carry}
+
+    def close(self, state: State) -> Array:
+        return super().close(state["stream"])

@@ -22,6 +22,7 @@ from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.hyper_connections import HyperStream
 from twoaxis.depth.mhc_coefficients import Coefficients
+from twoaxis.depth.mhc_trace import MHCTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn
@@ -133,12 +134,13 @@ class MHC(Connection):
             learned = 2 * d * n * coefficients if self.dynamic else 0
             table = 2 * n * n * self.mixers * mixing if self.mixing == "permutations" else 0
             dynamic = n * d * coefficients + len(sizes) if self.dynamic else 0
-            flops = (applied + learned + table) * shape.tokens
+            rows = shape.tokens if self.dynamic else 1
+            flops = (applied + learned) * shape.tokens + table * rows
             streams = TensorSpec((shape.batch_size, shape.seq_len, n, d), layout.state_dtype)
             return Cost(
                 parameters=(sublayers + 1) * d + coefficients + dynamic,
                 flops_forward=flops,
-                flops_backward=2 * flops - (table + fixed) * shape.tokens,
+                flops_backward=2 * flops - table * rows - fixed * shape.tokens,
                 boundary_bytes={"full": streams.nbytes},
             )
 
@@ -232,3 +234,6 @@ class MHCStream(HyperStream):
             X = state.to(compute_dtype(state))
             weights = self.head(X)[0].sigmoid() + self.eps
             return (weights.unsqueeze(-2) @ X).squeeze(-2).to(state.dtype)
+
+
+MHC.Config.trace = MHCTrace

@@ -21,8 +21,10 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, State, Stream, qkv_index
 from twoaxis.depth.history import History
-from twoaxis.depth.muddformer_mix import DenseMix, MUDDConfig
+from twoaxis.depth.muddformer_mix import DenseMix, MUDDConfig, dense_mix_trace
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
+from twoaxis.tape import Array
 from twoaxis.types import Context, Layout, Reads, TensorSpec
 
 DEEP = 24  # blocks from which the plain form has been seen to diverge
@@ -132,3 +134,44 @@ class MUDDStream(Stream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class MUDDTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: MUDDConfig
+
+    def open(self, x: Array) -> State:
+        return self.pushed(History(), x, 0)
+
+    def pushed(self, sources: History, x: Array, index: int) -> State:
+        """The state at a block boundary."""
+        if not self.cfg.pre_post_norm:
+            return {"sources": sources.push(x, index)}  # type: ignore[arg-type]
+        return {"sources": sources.push(self.t.norm(x), index), "stream": x}  # type: ignore[arg-type]
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, State]:
+        ways = self.cfg.way_names if block else ("r",)
+        if index == 0:
+            mixed = dense_mix_trace(self.t, self.cfg, state, len(ways)) if block else [newest(state)]
+            state = {**state, **{f"way.{c}": z for c, z in zip(ways, mixed, strict=True)}}
+        takes = block > 0 and self.cfg.ways > 1 and index == qkv_index(self.layout, block, self.cfg.name)
+        so_far = [state["branch"]] if "branch" in state else []
+        names = ["q" if takes and "q" in ways else "r", *(c for c in "kv" if takes and c in ways)]
+        normed = {c: self.t.norm(self.t.add(state[f"way.{c}"], *so_far)) for c in names}
+        if takes:
+            state = {n: x for n, x in state.items() if n not in ("way.q", "way.k", "way.v")}
+        return Reads(normed[names[0]], normed.get("k"), normed.get("v")), state  # type: ignore[arg-type]
+
+    def write(self, state: State, carry: State, y: Array, block: int, index: int) -> State:
+        branch = self.t.add(*([carry["branch"]] if "branch" in carry else []), self.t.state(y))
+        if not self.closes(block, index):
+            return {**carry, "branch": branch}
+        return self.pushed(carry["sources"], self.t.add(carry["way.r"], branch), block + 1)
+
+    def close(self, state: State) -> Array:
+        (mixture,) = dense_mix_trace(self.t, self.cfg, state, 1, last=True)
+        return super().close(mixture)
+
+
+MUDDConfig.trace = MUDDTrace

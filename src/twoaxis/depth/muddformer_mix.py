@@ -12,8 +12,9 @@ from twoaxis.depth.connection import DepthConfig, qkv_index
 from twoaxis.depth.history import check_window, largest_boundary, newest, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mix, rms, token_mix
+from twoaxis.ops import mix, rms, token_mix, traced
 from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Coordinates, Cost, Layout, Shape, StandardStart, TensorSpec
 
 
@@ -170,3 +171,19 @@ class DenseMix(nn.Module):
             return ways
         normed = [self.cfg.pre_post_form == "paper" or c == self.ways - 1 for c in range(self.ways)]
         return tuple(newest + (self.post_norm(z) if n else z) for z, n in zip(ways, normed, strict=True))
+
+
+def dense_mix_trace(t: Tape, cfg: MUDDConfig, state: Any, ways: int, last: bool = False) -> list[Array]:
+    """A `DenseMix` in sizes alone."""
+    sources = state["sources"].sources
+    newest, n = state.get("stream", sources[-1]), len(sources)
+    weights: list[Array] = []
+    if cfg.dynamic:
+        h = t.norm(t.cast(newest, t.wide), gain=cfg.pre_post_form == "code")
+        h = t.map("gelu", t.linear(h, cfg.hidden(n, ways, last)))
+        weights = [t.add(t.linear(h, ways * n), t.weight(ways * n))]
+    mixed = [traced.mix(t, sources, [w.view(n) for w in weights], cfg.dynamic) for _ in range(ways)]
+    if not cfg.pre_post_norm:
+        return mixed
+    normed = [cfg.pre_post_form == "paper" or c == ways - 1 for c in range(ways)]
+    return [t.add(newest, t.norm(z) if n else z) for z, n in zip(mixed, normed, strict=True)]

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
 from twoaxis.depth.history import largest_boundary
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mix
+from twoaxis.ops import mix, traced
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -120,3 +122,29 @@ class ScalarStream(PlainStream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class ScalarTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: ResidualScalars.Config
+
+    def open(self, x: Array) -> State:
+        return {"stream": x, "embedding": x} if self.cfg.reads(self.layout) else {"stream": x}
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, Array]:
+        x: Array = state["stream"]
+        if self.cfg.scales(self.layout, block, index):
+            x = traced.mix(self.t, (x, state["embedding"]))
+        return super().read(x, block, index)[0], x
+
+    def write(self, state: State, carry: Array, y: Array, block: int, index: int) -> State:
+        x = super().write(carry, None, y, block, index)
+        drops = self.closes(block, index) and not self.cfg.reads(self.layout, block + 1)
+        return {"stream": x} if drops or "embedding" not in state else {**state, "stream": x}
+
+    def close(self, state: State) -> Array:
+        return super().close(state["stream"])
+
+
+ResidualScalars.Config.trace = ScalarTrace

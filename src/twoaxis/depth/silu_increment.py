@@ -17,7 +17,9 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
 
@@ -54,3 +56,14 @@ class SiLUIncrement(Connection):
 
     def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
         return state + self.cfg.scale * F.silu(y.to(state.dtype))
+
+
+class SiLUTrace(Trace):
+    """The same in sizes alone."""
+
+    def write(self, state: State, carry: Any, y: Array, block: int, index: int) -> State:
+        grown = self.t.map("silu", self.t.state(y))
+        return self.t.add(state, self.t.map("scale", grown, keep="nothing"))
+
+
+SiLUIncrement.Config.trace = SiLUTrace

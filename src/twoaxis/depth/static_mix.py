@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.history import History
-from twoaxis.ops import mix
+from twoaxis.ops import mix, traced
+from twoaxis.tape import Array, Tape
 
 Normalize = Literal["softmax", "none"]
 
@@ -40,3 +42,13 @@ class StaticMix(nn.Module):
         alpha = self.logits.softmax(0) if self.normalize == "softmax" else self.logits
         places = [self.seen.index(j) for j in sources.index]
         return mix(sources.sources, alpha if len(places) == len(alpha) else alpha[places])
+
+
+def static_mix_trace(t: Tape, sources: Sequence[Array], normalize: str) -> Array:
+    """A `StaticMix` in sizes alone."""
+    if not n_weights(len(sources), normalize):
+        return sources[0]
+    if normalize == "none":
+        return traced.mix(t, sources)
+    shares = t.table(len(sources))
+    return traced.mix(t, sources, [t.run("softmax", (t.weight(len(sources)),), shares, keep=(shares,))])

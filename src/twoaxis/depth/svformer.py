@@ -19,7 +19,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.cache import Remembers, Slot
 from twoaxis.depth.connection import Stream
-from twoaxis.depth.first_value import FirstValue, FirstValueConfig, FirstValueStream
+from twoaxis.depth.first_value import FirstValue, FirstValueConfig, FirstValueStream, FirstValueTrace
 from twoaxis.depth.inside import attentions_before, configs_at
 from twoaxis.types import DTYPES, Context, Cost, Layout, Shape
 
@@ -117,3 +117,6 @@ class SVFormer(FirstValue, Remembers):
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return FirstValueStream(cfg, layout)
+
+
+SVFormer.Config.trace = FirstValueTrace

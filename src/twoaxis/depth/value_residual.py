@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, Stream
-from twoaxis.depth.first_value import FirstValue, FirstValueConfig, FirstValueStream
+from twoaxis.depth.first_value import FirstValue, FirstValueConfig, FirstValueStream, FirstValueTrace
 from twoaxis.errors import InputError
-from twoaxis.ops import mix
+from twoaxis.ops import mix, traced
 from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.tape import Array
 from twoaxis.types import Cost, Layout, Shape, StandardStart
 
 FIXED = {"identity": (0.5, 0.5), "constant": (2.0, 1.0), "sparse": (5.0, 1.0)}  # l1, l2
@@ -65,7 +66,7 @@ class ValueResidual(FirstValue):
             return "exact" if self.start == "standard" else "no"
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """3 flops per value and token of each attention that mixes, and 2 d per gate; twice backward."""
+            """4 flops per value and token of each attention that mixes, and 2 d per gate; twice backward."""
             layout, readers = shape.layout, len(self.readers(shape.layout))
             heads, width = self.heads(layout)
             gates = heads * (layout.d_model + 1)
@@ -73,7 +74,7 @@ class ValueResidual(FirstValue):
                 self.form, 0
             )
             shared = 1 if self.form == "learnable_plus" and readers else 0
-            flops = readers * heads * (3 * width + (2 * layout.d_model if self.form == "gated" else 0))
+            flops = readers * heads * (4 * width + (2 * layout.d_model if self.form == "gated" else 0))
             return self.reading_cost(shape, readers * each + shared, flops)
 
     def __init__(
@@ -183,3 +184,28 @@ class GatedMix(nn.Module):
 
 
 spec.alias("depth", "resformer", "value_residual")
+
+
+class ValueTrace(FirstValueTrace):
+    """The same in sizes alone."""
+
+    def values(self, first: Array, own: Array | None, x: Array) -> Array:
+        assert own is not None
+        t, form = self.t, self.cfg.form
+        if form in FIXED:
+            parts = [t.map("scale", v, keep="nothing") for v in (first, own)]
+            return t.run("add", parts, t.like(own), flops=4 * own.numbers)
+        if form == "gated":
+            heads = self.cfg.heads(self.layout)[0]
+            m = t.map("sigmoid", t.linear(t.cast(x, t.wide), heads, bias=True), keep="output")
+            return t.run("lerp", (first, own, m), t.like(own), keep=(first, own, m), flops=4 * own.numbers)
+        count = len(self.cfg.readers(self.layout))
+        if form == "learnable" or count == 1:
+            return traced.mix(t, (first, own))
+        shares = t.table(count)
+        t.run("softmax", (t.weight(count),), shares, keep=(shares,))
+        share = t.run("mul", (shares,), t.table(1), keep=(shares,))
+        return traced.mix(t, (first, own), [share])
+
+
+ValueResidual.Config.trace = ValueTrace

@@ -18,9 +18,11 @@ from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
 from twoaxis.depth.reader import Reader
-from twoaxis.depth.static_mix import StaticMix, n_weights
+from twoaxis.depth.static_mix import StaticMix, n_weights, static_mix_trace
+from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rms
+from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
 
@@ -71,12 +73,11 @@ class VerticalAttention(Connection, Reader):
             )
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            """Per token 2 n d flops for a mix of n sources and 4 d for each source normed, twice backward."""
+            """Per token 2 n d flops for a mix of n sources, twice backward."""
             layout = shape.layout
             counts = [len(newest(n, self.window_blocks)) for n in range(1, layout.n_blocks + 1)]
             weights = sum(n_weights(n, "softmax") for n in counts)
-            normed = 0 if self.source_norm == "none" else layout.n_blocks
-            flops = (2 * weights + 4 * normed) * layout.d_model * shape.tokens
+            flops = 2 * weights * layout.d_model * shape.tokens
             tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
             largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
             return Cost(
@@ -151,3 +152,40 @@ class VerticalStream(Stream):
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
+
+
+class VerticalTrace(Trace):
+    """The same in sizes alone."""
+
+    cfg: VerticalAttention.Config
+
+    def normed(self, h: Array) -> Array:
+        """norm0(h)."""
+        if self.cfg.source_norm == "none":
+            return h
+        y = self.t.norm(h, gain=False)
+        return y if self.cfg.source_norm == "rms" else self.t.map("scale", y, keep="nothing")
+
+    def open(self, x: Array) -> State:
+        return {"sources": History((self.normed(x),), (0,))}  # type: ignore[arg-type]
+
+    def read(self, state: State, block: int, index: int) -> tuple[Any, State]:
+        if index == 0:
+            state = {**state, "input": static_mix_trace(self.t, state["sources"].sources, "softmax")}
+        parts = [state[name] for name in ("input", "branch") if name in state]
+        return super().read(self.t.add(*parts), block, index)[0], state
+
+    def write(self, state: State, carry: State, y: Array, block: int, index: int) -> State:
+        branch = self.t.add(*([carry["branch"]] if "branch" in carry else []), self.t.state(y))
+        if not self.closes(block, index):
+            return {**carry, "branch": branch}
+        h = self.t.add(carry["input"], branch) if self.cfg.block_residual else branch
+        if block == self.layout.n_blocks - 1:
+            return {"output": h}
+        return {"sources": carry["sources"].push(self.normed(h), block + 1)}
+
+    def close(self, state: State) -> Array:
+        return super().close(state["output"])
+
+
+VerticalAttention.Config.trace = VerticalTrace

@@ -85,8 +85,9 @@ class WindowedConfig(DepthConfig):
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """Per token and read of n states: 2 d^2 flops for each of W_Q, W_K, W_V, W_O (W_K n times with
-        "rope"), and 4 n d for the scores and the mix of each head; a read of one state is W_V (and W_O)
-        alone. A gate is 2 d. Twice that backward.
+        "rope"), 2 n d for the mix of each head, and as much for its scores (with "rope" for those of all
+        heads, whose keys are d / heads wide); a read of one state is W_V (and W_O) alone. A gate is 2 d.
+        Twice that backward.
         """
         layout, d = shape.layout, shape.layout.d_model
         self.head_width(layout)
@@ -115,7 +116,8 @@ class WindowedConfig(DepthConfig):
         if n == 1:
             return 2 * d * d * (1 + self.output) + gate
         keys = n if self.position == "rope" else 1
-        return 2 * d * d * (2 + keys + self.output) + 4 * n * d * self.heads + gate
+        scored = 1 if self.position == "rope" else self.heads  # heads of absorbed queries are d wide
+        return 2 * d * d * (2 + keys + self.output) + 2 * n * d * (scored + self.heads) + gate
 
 
 class Windowed(Connection):

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
-from twoaxis.sequence.convolution import Convolution, check_kernel, conv_cost, without_padding
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.convolution import Convolution, check_kernel, conv_cost, convolve, without_padding
+from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig
 from twoaxis.sequence.preset import block_cost, refuse_as_core
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 POINTS = {
@@ -101,6 +102,12 @@ class Canon(Mixer):
                 if made is None
                 else block_cost(made, shape)
             )
+
+        def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+            y = convolve(t, reads.x, self.kernel)
+            if self.activation == "silu":
+                y = t.map("silu", y)
+            return t.dropout(t.add(reads.x, y) if self.residual else y, at.layout.dropout)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from twoaxis.cache import Remembers, Slot
 from twoaxis.errors import InputError
 from twoaxis.ops import depthwise_causal_conv
+from twoaxis.ops.traced import causal_conv
+from twoaxis.tape import Array, Tape
 from twoaxis.types import DTYPES, Context, Cost, Shape
 
 
@@ -60,6 +62,12 @@ class Convolution(nn.Module):
     def forward(self, u: Tensor, ctx: Context) -> Tensor:
         y = self.memory(u, self.weight, ctx)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def convolve(t: Tape, u: Array, kernel: int, bias: bool = False) -> Array:
+    """A `Convolution` in sizes alone."""
+    y = causal_conv(t, u, t.weight(u.width * kernel), kernel)
+    return t.add(y, t.weight(u.width)) if bias else y
 
 
 def without_padding(y: Tensor, ctx: Context) -> Tensor:

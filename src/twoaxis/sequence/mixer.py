@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Cost, Layout, Reads, Shape
+
+Between = Callable[[Array, Array, Array | None], tuple[Array, Array, Array]]  # q, k, v of an attention
 
 
 def halo_sum(*halos: int | None) -> int | None:
@@ -19,6 +24,15 @@ def halo_sum(*halos: int | None) -> int | None:
 def halo_max(*halos: int | None) -> int | None:
     """The halo of mixers side by side."""
     return None if None in halos else max((h for h in halos if h is not None), default=0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a core stands: the layout and block it is built for, and how the depth method has it built."""
+
+    layout: Layout
+    block: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class SequenceConfig(spec.Config):
@@ -52,6 +66,10 @@ class SequenceConfig(spec.Config):
     def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
         """Counts of this core in one block as a depth method has it built, in the options of `Mixer`."""
         return self.cost(shape, block)
+
+    def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+        """y from the core's inputs, in sizes alone. between: what a depth method does inside attention."""
+        raise NotImplementedError
 
 
 class Mixer(nn.Module, ABC):

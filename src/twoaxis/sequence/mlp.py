@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.errors import InputError
 from twoaxis.linear import Linear
-from twoaxis.sequence.mixer import Mixer, halo_sum
+from twoaxis.sequence.mixer import Between, Mixer, Place, halo_sum
 from twoaxis.sequence.nested import HostConfig, build_inner, place, run_inner
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -82,6 +83,17 @@ class MLP(Mixer):
                 flops_backward=4 * numbers * shape.tokens,
             )
             return own + self.inner_cost(shape, block, options)
+
+        def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+            hidden = self.hidden_width(at.layout, at.options.get("hidden_scale", 1.0))
+            x = self.inner_trace("input", t, reads.x, at)
+            made = t.linear(x, hidden * (2 if self.act == "swiglu" else 1))
+            inner = self.inner_trace("hidden_input", t, made, at)
+            if self.act == "swiglu":
+                inner = t.times(t.map("silu", inner.view(hidden)), inner.view(hidden))
+            else:
+                inner = t.map("gelu", inner)
+            return t.dropout(t.linear(inner, at.layout.d_model), at.layout.dropout)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)

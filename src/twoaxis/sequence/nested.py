@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.mixer import Mixer, Place, SequenceConfig
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Cost, Layout, Reads, Shape
 
 
@@ -56,6 +57,13 @@ class HostConfig(SequenceConfig):
             c.cost(replace(shape, layout=at), block) for c, at in self.inner(shape.layout, options).values()
         )
         return sum(costs, start=Cost())
+
+    def inner_trace(self, name: str, t: Tape, x: Array, at: Place) -> Array:
+        """x after the mixer at a place; x itself where none stands."""
+        if not self.holds(name):
+            return x
+        layout = self.places(at.layout, at.options)[name]
+        return self.mixer_at(name).trace(t, Reads(x), Place(layout, at.block))  # type: ignore[arg-type]
 
     def inner_halo(self, name: str, block: int) -> int | None:
         """The halo of the mixer at a place; 0 where none stands."""

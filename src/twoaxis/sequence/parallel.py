@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
-from twoaxis.sequence.mixer import Mixer, SequenceConfig, halo_max
+from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig, halo_max
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -64,6 +65,9 @@ class Parallel(Mixer):
 
         def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
             return sum((part.cost_as_built(shape, block, options) for part in self.parts()), start=Cost())
+
+        def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+            return t.add(*[part.trace(t, reads, at, between) for part in self.parts()])
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)

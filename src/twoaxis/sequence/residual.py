@@ -9,7 +9,8 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.errors import InputError
 from twoaxis.sequence.convolution import without_padding
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -48,6 +49,10 @@ class Residual(Mixer):
 
         def cost_as_built(self, shape: Shape, block: int, options: dict[str, Any]) -> Cost:
             return self.parts()[0].cost_as_built(shape, block, _with_values(options))
+
+        def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+            inside = Place(at.layout, at.block, _with_values(at.options))
+            return t.add(reads.x, self.parts()[0].trace(t, reads, inside))
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)

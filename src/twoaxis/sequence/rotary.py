@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twoaxis.tape import Array, Tape
+
 
 def rotary_angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin, (..., T, 1, D/2), of positions (T,) or (B, T), for inputs (B, T, H, D) of `dtype`."""
@@ -31,3 +33,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
     turned = torch.cat((left, right), -1).to(dtype)
     return turned if whole else torch.cat((turned, x[..., r:]), -1)
+
+
+def trace_rotation(t: Tape, xs: tuple[Array, Array], heads: tuple[int, int], rotated: int) -> list[Array]:
+    """`rotate` in sizes alone, of queries and keys; the angles' cos and sin are kept."""
+    rows = 1 if t.decoding else t.seq_len
+    angles = [t.table(rows * rotated // 2, max(4, t.itemsize), constant=True) for _ in range(2)]
+    t.run("angles", (), *angles, launches=9)
+    whole = [x.width == h * rotated for x, h in zip(xs, heads, strict=True)]
+    return [
+        t.run("rotate", (x, *angles), t.like(x), keep=angles, launches=5 if w else 6, moved=7 * x.nbytes)
+        for x, w in zip(xs, whole, strict=True)
+    ]

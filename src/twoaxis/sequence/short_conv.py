@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.sequence.convolution import Convolution, check_kernel, conv_cost, without_padding
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.convolution import Convolution, check_kernel, conv_cost, convolve, without_padding
+from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -61,6 +62,19 @@ class ShortConv(Mixer):
             return total + Cost(
                 parameters=numbers + 4 * d * self.bias, flops_forward=flops, flops_backward=2 * flops
             )
+
+        def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+            u, d = reads.x, at.layout.d_model
+            if self.form == "depthwise":
+                return t.dropout(self._convolved(t, u), at.layout.dropout)
+            made = t.linear(u, 3 * d, self.bias)
+            gated = t.times(made.view(d), made.view(d))
+            y = t.times(made.view(d), self._convolved(t, gated))
+            return t.dropout(t.linear(y, d, self.bias), at.layout.dropout)
+
+        def _convolved(self, t: Tape, u: Array) -> Array:
+            y = convolve(t, u, self.kernel, self.bias)
+            return t.map("silu", y) if self.activation == "silu" else y
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)

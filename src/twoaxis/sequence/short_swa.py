@@ -26,6 +26,7 @@ from twoaxis.sequence.attention import SoftmaxAttention
 from twoaxis.sequence.attention_config import AttentionConfig
 from twoaxis.sink_slot import SinkSlot
 from twoaxis.slot import Slot
+from twoaxis.tape import Tape
 from twoaxis.types import Context, Coordinates, Layout, Shape
 
 
@@ -98,6 +99,10 @@ class ShortSWAConfig(AttentionConfig):
 
     def halo_in(self, block: int = 0) -> int | None:
         return None if self.sink_tokens else super().halo_in(block)
+
+    def extras(self, t: Tape, layout: Layout) -> dict[str, Any]:
+        plain = not self.sink and self.position != "bias" and self.field == "sliding"
+        return {"plain": plain, "sink_tokens": self.sink_tokens, "reach": self.field != "sliding"}
 
     def extra_parameters(self, layout: Layout) -> int:
         h, _, _ = self.heads(layout)

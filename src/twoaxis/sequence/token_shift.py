@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.ops.traced import causal_conv
 from twoaxis.sequence.convolution import TokenMemory, conv_cost, without_padding
-from twoaxis.sequence.mixer import Mixer, SequenceConfig
+from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig
+from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
@@ -50,6 +52,10 @@ class TokenShift(Mixer):
                 flops_backward=both.flops_backward,
                 decode_state_bytes=both.decode_state_bytes,
             )
+
+        def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+            taps = t.run("stack", (t.weight(reads.x.width),), t.table(2 * reads.x.width), launches=2)
+            return t.dropout(causal_conv(t, reads.x, taps, 2), at.layout.dropout)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
         super().__init__(cfg, layout, block, **options)

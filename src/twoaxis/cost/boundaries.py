@@ -1,0 +1,113 @@
+"""What crosses a boundary between blocks, by transport, from the arrays of a pass.
+
+full      every array of the state, by name (one under two names counts twice)
+window    those that later blocks read, each once
+cached    those that the receiving rank has not seen in an earlier stage of its own
+push      arrays that are only summed by weights of readers and sources alone become one sum for each later
+          reader, where these are fewer
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twoaxis.cost.passes import traced
+from twoaxis.errors import InputError
+from twoaxis.model.config import ModelConfig
+from twoaxis.tape import Array, Tape
+
+SUMS = ("static mix", "gated_mix")  # kernels whose weights no later layer makes
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """After so many blocks: arrays of the state, and bytes by transport."""
+
+    after: int
+    tensors: int
+    sent: dict[str, int]
+
+
+def boundaries(
+    cfg: ModelConfig,
+    batch_size: int,
+    seq_len: int,
+    cuts: Sequence[int],
+    ranks: int | None = None,
+    dtype: str = "float32",
+) -> list[Boundary]:
+    """The boundaries of a pipeline of one micro-batch, cut after so many blocks each.
+
+    cuts: increasing, 1 to L - 1. ranks: P; stage s runs on rank s mod P, None is one stage a rank. Raises
+    InputError for cuts that are no such list and for methods that do not say what they do (no `trace`).
+    """
+    inside = list(cuts) == sorted(set(cuts)) and all(type(c) is int and 0 < c < cfg.n_blocks for c in cuts)
+    if not inside or (ranks is not None and (type(ranks) is not int or not 1 <= ranks <= len(cuts) + 1)):
+        raise InputError(
+            f"cuts={list(cuts)}, ranks={ranks}: give increasing numbers of blocks, 1 to {cfg.n_blocks - 1}, "
+            f"and 1 to {len(cuts) + 1} ranks"
+        )
+    t = traced(cfg, batch_size, seq_len, dtype)
+    if t is None:
+        raise InputError(f"{cfg.depth} has no trace: what it sends is not known from its configuration")
+    return [
+        Boundary(cut, len(set(t.boundaries[cut][1])), _sent(t, list(cuts), s, ranks))
+        for s, cut in enumerate(cuts)
+    ]
+
+
+def largest(t: Tape) -> dict[str, int]:
+    """The largest boundary of a pass by transport, both ends of the network included."""
+    uses = Uses(t)
+    found = [_planned(t, uses, block) for block in range(len(t.boundaries))]
+    return {name: max(one[name] for one in found) for name in ("full", "window", "push")}
+
+
+class Uses:
+    """Which kernels read each array: the last one, the last that is no sum, and all sums."""
+
+    def __init__(self, t: Tape) -> None:
+        self.last: dict[Array, int] = {}
+        self.last_other: dict[Array, int] = {}
+        self.sums: dict[Array, list[int]] = defaultdict(list)
+        for number, kernel in enumerate(t.kernels):
+            for x in kernel.inputs:
+                root = x if x.base is None else x.root
+                self.last[root] = number
+                if kernel.name in SUMS:
+                    self.sums[root].append(number)
+                else:
+                    self.last_other[root] = number
+
+    def live(self, t: Tape, block: int) -> list[Array]:
+        """The arrays of a state that later kernels read."""
+        start = t.boundaries[block][0]
+        return [x for x in _state(t, block) if self.last.get(x.root, -1) >= start]
+
+
+def _sent(t: Tape, cuts: list[int], s: int, ranks: int | None) -> dict[str, int]:
+    seen: set[Array] = set()
+    for earlier in range(s + 1 - ranks, -1, -ranks) if ranks else ():  # earlier stages of the receiving rank
+        seen |= {*_state(t, cuts[earlier]), *_state(t, cuts[earlier - 1] if earlier else 0)}
+    uses = Uses(t)
+    new = [x for x in uses.live(t, cuts[s]) if x not in seen]
+    return {**_planned(t, uses, cuts[s]), "cached": _bytes(new)}
+
+
+def _planned(t: Tape, uses: Uses, block: int) -> dict[str, int]:
+    live, start = uses.live(t, block), t.boundaries[block][0]
+    summed = [x for x in live if uses.last_other.get(x.root, -1) < start]
+    later = {number for x in summed for number in uses.sums[x.root] if number >= start}
+    sums = sum(x.nbytes for number in later for x in t.kernels[number].outputs)
+    pushed = _bytes(live) - _bytes(summed) + min(_bytes(summed), sums)
+    return {"full": _bytes(t.boundaries[block][1]), "window": _bytes(live), "push": pushed}
+
+
+def _state(t: Tape, block: int) -> list[Array]:
+    return list(dict.fromkeys(t.boundaries[block][1]))
+
+
+def _bytes(arrays: Sequence[Array]) -> int:
+    return sum(x.nbytes for x in arrays)

@@ -1,0 +1,84 @@
+"""The least traffic: kernels that could be one are one, and each array moves once.
+
+Matrix products and attention over tokens are kernels of their own. All others between two of them (norms,
+activations, depth reads and writes) are taken as one: it reads what was made outside it and writes what is
+used outside it. Backward it reads the gradients of what it wrote and what it needs of the forward pass, and
+writes the gradients of what it read; a gradient that other kernels add to is read and written again, except
+by the first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twoaxis.tape import Array, Kernel, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """One kernel at the limit, in its part of the model: FLOPs and bytes. product: runs on matrix units."""
+
+    part: str
+    product: bool
+    flops_forward: int
+    flops_backward: int
+    bytes_forward: int
+    bytes_backward: int
+
+
+def fused(t: Tape) -> list[Fused]:
+    """The kernels of a training step's passes, or of a decoding step's, at the limit."""
+    groups = _groups(t.kernels)
+    users: dict[Array, list[int]] = defaultdict(list)
+    for number, group in enumerate(groups):
+        for root in {x.root for kernel in group for x in kernel.inputs}:
+            users[root].append(number)
+    ends = {x.root for _, state in t.boundaries[-1:] for x in state}
+    touched: set[object] = set()  # gradients that hold a sum already
+    made = [_limit(group, n, users, ends, touched) for n, group in reversed(list(enumerate(groups)))]
+    return made[::-1]
+
+
+def _groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    groups: list[list[Kernel]] = []
+    for kernel in kernels:
+        if kernel.product or not groups or groups[-1][0].product:
+            groups.append([])
+        groups[-1].append(kernel)
+    return groups
+
+
+def _limit(
+    group: list[Kernel], number: int, users: dict[Array, list[int]], ends: set[Array], touched: set[object]
+) -> Fused:
+    made = {x.root for kernel in group for x in kernel.outputs}
+    read = list(dict.fromkeys(x for kernel in group for x in kernel.inputs if x.root not in made))
+    out = [x for x in made if any(user > number for user in users[x]) or x in ends]
+    product = group[0].product
+    forward = _bytes(read) + _bytes(out or group[-1].outputs[:1])
+    stored = made.intersection(out)
+    needed = {x for kernel in group for x in kernel.keep if x.root in stored or x.root not in made}
+    backward = _bytes(out) * (2 if product else 1) + _bytes(needed)
+    for name, x in _gradients(group, read).items():
+        backward += x.nbytes * (2 if name in touched else 1)
+        touched.add(name)
+    part = next((k.part for k in group if k.part == "depth"), group[0].part)
+    flops = sum(kernel.flops for kernel in group)
+    back = sum(kernel.flops * kernel.back for kernel in group)
+    return Fused(part, product, flops, back, forward, backward)
+
+
+def _gradients(group: list[Kernel], read: list[Array]) -> dict[object, Array]:
+    """The gradients to write, by name: those of summands are one."""
+    names: dict[Array, object] = {}
+    for kernel in reversed(group):
+        if kernel.name == "add":
+            name = names.get(kernel.outputs[0], ("gradient", kernel.outputs[0]))
+            names |= dict.fromkeys(kernel.inputs, name)
+    return {names.get(x, x): x for x in read if not x.constant}
+
+
+def _bytes(arrays: Sequence[Array] | set[Array]) -> int:
+    return sum(x.nbytes for x in arrays)

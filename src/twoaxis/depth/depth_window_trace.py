@@ -1,0 +1,78 @@
+"""The depth window in sizes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twoaxis.depth.history import History
+from twoaxis.depth.trace import Trace
+from twoaxis.ops import traced
+from twoaxis.tape import Array
+
+
+class DepthWindowTrace(Trace):
+    """One read of a window of block states before each block."""
+
+    cfg: Any
+
+    def open(self, x: Array) -> Any:
+        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+
+    def read(self, state: Any, block: int, index: int) -> tuple[Any, Array]:
+        x = state.get("stream")
+        if index == 0:
+            seen = state["sources"].last(self.cfg.n_sources(block)).sources
+            x = self.inject(seen[-1], self.window_read(seen))
+        return super().read(x, block, index)[0], x
+
+    def window_read(self, seen: tuple[Array, ...]) -> Array:
+        """W_O z."""
+        t, cfg, d = self.t, self.cfg, self.layout.d_model
+        mixed = self.mixed(seen) if len(seen) > 1 else [seen[-1]] * cfg.heads
+        parts = [t.linear(t.cast(m, t.itemsize), d // cfg.heads) for m in mixed]
+        z = t.run("cat", parts, t.array(d)) if len(parts) > 1 else parts[0]
+        return t.linear(z, d) if cfg.output else z
+
+    def mixed(self, seen: tuple[Array, ...]) -> list[Array]:
+        """The window's states mixed, for each head."""
+        t, cfg, d, n = self.t, self.cfg, self.layout.d_model, len(seen)
+        width = d // cfg.heads
+        q = t.linear(t.cast(seen[-1], t.itemsize), d)
+        if cfg.position == "rope":
+            keys = [t.linear(t.cast(x, t.itemsize), d) for x in seen]
+            angles = [t.table(n * width // 2, max(4, t.itemsize), constant=True) for _ in range(2)]
+            t.run("angles", (), *angles, launches=9)
+            query, *keys = [
+                t.run("rotate", (x, *angles), t.like(x), keep=angles, launches=5) for x in (q, *keys)
+            ]
+            rows = [Array(k.numbers, width, k.itemsize, k) for k in keys]
+            weights = traced.depth_read(t, query, rows, normed=False, weights_only=True)
+            return [traced.mix(t, seen, [weights.view(n)], by_token=True) for _ in range(cfg.heads)]
+        biases = [t.table(n) for _ in range(cfg.heads)] if cfg.position == "bias" else []
+        absorbed = [t.linear(q.view(width), d) for _ in range(cfg.heads)]
+        return [
+            traced.depth_read(t, query, seen, normed=False, keep=biases[h : h + 1])
+            for h, query in enumerate(absorbed)
+        ]
+
+    def inject(self, h: Array, z: Array) -> Array:
+        """The block's input."""
+        t, how = self.t, self.cfg.injection
+        z = t.state(z)
+        if how == "replace":
+            return z
+        if how == "add":
+            return t.add(h, z)
+        inner = t.norm(t.cast(h, t.wide), gain=False)
+        g = t.map("sigmoid", t.linear(inner, 1, bias=True), keep="output")
+        return t.run("addcmul", (h, g, z), t.like(h), keep=(g, z))
+
+    def write(self, state: Any, carry: Array, y: Array, block: int, index: int) -> Any:
+        x = super().write(carry, None, y, block, index)
+        if self.closes(block, index):
+            kept = self.cfg.kept(block + 1, self.layout.n_blocks)
+            return {"sources": state["sources"].push(x, block + 1).last(kept)}
+        return {"sources": state["sources"], "stream": x}
+
+    def close(self, state: Any) -> Array:
+        return super().close(state["sources"].sources[-1])

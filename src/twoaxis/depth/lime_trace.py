@@ -1,0 +1,56 @@
+"""LIMe in sizes alone; its dynamic form is beside that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twoaxis.depth.history import History
+from twoaxis.depth.inside import attentions_at, attentions_before
+from twoaxis.depth.lime_dynamic import DynamicTrace
+from twoaxis.depth.trace import Trace
+from twoaxis.tape import Array, Tape
+from twoaxis.types import Layout
+
+
+def lime_trace(cfg: Any, layout: Layout, tape: Tape) -> Trace:
+    """The trace of either form."""
+    return (DynamicTrace if cfg.kind == "dynamic" else LIMeTrace)(cfg, layout, tape)
+
+
+class LIMeTrace(Trace):
+    """Keys and values mixed from those of all layers so far."""
+
+    cfg: Any
+
+    def open(self, x: Array) -> Any:
+        return {"stream": x, "sources": History()}
+
+    def sublayer(self, state: Any, core: Any, block: int, index: int) -> Any:
+        t, sources = self.t, state["sources"]
+        reads, _ = self.read(state["stream"], block, index)
+        found = attentions_before(self.layout, self.layout.n_blocks)
+        n = len(attentions_before(self.layout, block, index))
+        ends = n + len(attentions_at(self.layout, block, index)) == len(found)
+
+        def between(q: Array, k: Array, v: Array | None) -> tuple[Array, Array, Array]:
+            nonlocal sources, n
+            assert v is not None
+            widths = k.width, v.width
+            with t.of("depth"):
+                joined = t.run("cat", (k, v), t.array(sum(widths)))
+                sources = sources.push(t.run("turn", (joined,), t.array(joined.width, t.state_itemsize)), n)
+                if n:
+                    heads = [a.heads for a in found]
+                    parts = [
+                        t.linear(row, heads[n], of=h) for row, h in zip(sources.sources, heads, strict=False)
+                    ]
+                    routed = t.cast(t.add(*parts), q.itemsize)
+                    k, v = (t.run("copy", (routed,), t.array(width, routed.itemsize)) for width in widths)
+            n += 1
+            return q, k, v
+
+        x = self.write(state["stream"], None, core(reads, between), block, index)
+        return {"stream": x, "sources": History() if ends else sources}
+
+    def close(self, state: Any) -> Array:
+        return super().close(state["stream"])

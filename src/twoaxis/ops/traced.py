@@ -1,0 +1,164 @@
+"""What the operators cost: FLOPs, and what they keep for backward, in the sizes of a `Tape`.
+
+`mix`, `gated_mix`, `depth_read` and `delta_rewrite` keep their inputs and recompute; formulas count a
+multiplication and an addition as two. Backward counts twice the forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twoaxis.ops.backends.plan import block_plan, kept_keys
+from twoaxis.tape import Array, Tape
+
+
+def mix(t: Tape, sources: Sequence[Array], weights: Sequence[Array] = (), by_token: bool = False) -> Array:
+    """sum_j w_j x_j: 2 n d per token; sources and weights are kept. weights: those that are no parameters.
+
+    by_token: the reader makes them, so that nothing can be summed before it.
+    """
+    made = t.like(sources[0])
+    count = sum(2 * x.numbers for x in sources)
+    n, fixed = len(sources), bool(weights) and all(w.constant for w in weights)
+    keep = (*sources, *weights)
+    name, moved = "mix" if by_token else "static mix", (3 * n - 1) * made.nbytes
+    return t.run(name, keep, made, keep=keep, flops=count, launches=n, moved=moved, back=2 - fixed)
+
+
+def depth_read(
+    t: Tape,
+    query: Array,
+    sources: Sequence[Array],
+    *,
+    normed: bool,
+    heads: int = 1,
+    weights_only: bool = False,
+    keep: Sequence[Array] = (),
+) -> Array:
+    """The read, or its weights (n per token and head): 2 n d to score, 2 n d for key norms, 2 n d to mix.
+
+    It keeps query and sources, one number per source, token and head, and one for the key norm. keep: what
+    else it is given (a bias).
+    """
+    n, x = len(sources), sources[0]
+    rows = x.numbers // x.width
+    dots = Array(n * rows * heads, n * heads, t.wide)
+    norms = Array(n * rows, n, t.wide) if normed else t.table(1, t.wide)
+    out = Array(n * rows * heads, n * heads, t.wide) if weights_only else t.like(x)
+    flops = 2 * n * x.numbers * (1 + normed + (not weights_only))
+    return t.run(
+        "depth_read",
+        (query, *sources),
+        out,
+        keep=(query, dots, norms, *keep, *sources),
+        flops=flops,
+        launches=(3 + normed) * n + 6,
+        moved=((2 if weights_only else 4) + normed) * n * x.nbytes,
+    )
+
+
+def gated_mix(t: Tape, sources: Sequence[Array], reads: int, gate: Array) -> list[Array]:
+    """sum_i (b_i + relu(<w, v_i>)) v_i, `reads` of them: 6 n d per token and read; sources are kept."""
+    made = [t.like(sources[0]) for _ in range(reads)]
+    flops = 6 * reads * sum(x.numbers for x in sources)
+    t.run(
+        "gated_mix",
+        (*sources, gate),
+        *made,
+        keep=(gate, *sources),
+        flops=flops,
+        launches=(2 * reads + 2) * len(sources) + reads,
+        moved=(6 * reads + 1) * len(sources) * made[0].nbytes,
+    )
+    return made
+
+
+def delta_rewrite(t: Tape, state: Array, direction: Array, value: Array, gate: Array) -> Array:
+    """X + gate k (v^T - k^T X): 4 d m per token; the inputs are kept."""
+    inputs = (state, direction, value, gate)
+    return t.run(
+        "delta_rewrite",
+        inputs,
+        t.like(state),
+        keep=inputs,
+        flops=4 * state.numbers,
+        launches=12,
+        moved=4 * state.nbytes,
+    )
+
+
+def causal_conv(t: Tape, x: Array, weight: Array, kernel: int, channels: int = 1) -> Array:
+    """K taps over tokens: 2 K per channel; kept is one padded copy of x."""
+    wide = t.cast(x, max(4, x.itemsize))
+    rows = wide
+    if kernel > 1:
+        past = t.batch_size * (kernel - 1) * x.width
+        rows = t.run("pad", (wide,), Array(wide.numbers + past, x.width, wide.itemsize))
+    out = Array(wide.numbers * channels, x.width * channels, wide.itemsize)
+    flops = 2 * kernel * out.numbers
+    made = t.run(
+        "conv",
+        (rows, weight),
+        out,
+        keep=(rows, weight),
+        flops=flops,
+        launches=kernel,
+        moved=kernel * (wide.nbytes + 2 * out.nbytes) - out.nbytes,
+    )
+    return t.cast(made, x.itemsize)
+
+
+def attention(
+    t: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    heads: tuple[int, int],
+    pairs: int,
+    window: int | None,
+    *,
+    flops_width: int,
+    plain: bool = True,
+    sink_tokens: int = 0,
+    reach: bool = False,
+) -> Array:
+    """Softmax attention on the backend that a CPU takes (see `local_attention`), of q, k (as wide as v).
+
+    heads: H, H_kv. pairs: visible (query, key) pairs in a row: `flops_width`, key and value together, costs 2
+    for each of them and head. Kept by torch's kernel: q, k, v, its result, one number per query and head, and a
+    mask where the window needs one. By the blocked one: q, k, v, the rows of sink tokens, and its masks.
+    """
+    T, (h, hkv) = t.seq_len, heads
+    out = t.array(q.width)
+    flops = 2 * h * flops_width * pairs * t.batch_size
+    if t.decoding:
+        return t.run("attention", (q, k, v), out, flops=flops, product=True)
+    full = window is None or window >= T
+    if plain and (full or T == 1 or kept_keys(T, T, window) <= 64):
+        lse = t.array(h, max(4, q.itemsize))
+        mask = [] if full else [t.table(T * T, constant=True)]
+        keep = (q, k, v, out, lse, *mask)
+        return t.run("sdpa", (q, k, v, *mask), out, lse, keep=keep, flops=flops, product=True)
+    plan = block_plan(T, window, T)
+    width = q.width // h
+    pinned: list[Array] = []
+    masks = [t.table(T, 8, constant=True)] if reach else []
+    if sink_tokens and window is not None and (window < T or reach):
+        rows = len(plan) * sink_tokens
+        pinned = [t.table(t.batch_size * hkv * rows * width) for _ in "kv"]
+        at = t.table(sink_tokens, 8, constant=True)
+        copies = (
+            [t.table(t.batch_size * rows, 8, constant=True) for _ in "kv"]
+            if len(plan) > 1 < sink_tokens
+            else []
+        )
+        pinned += copies
+        masks += [at, t.table(rows, 1, constant=True), t.table(T, 1, constant=True)]
+    elif not reach:
+        shapes = {(b.stop - b.start, b.last - b.first, b.start - b.first) for b in plan}
+        masks = [t.table(h // hkv * C * S, max(4, q.itemsize), constant=True) for C, S, _ in sorted(shapes)]
+    inputs = (q, k, v, *pinned)
+    launches = 6 * len(plan)
+    return t.run(
+        "blocked", inputs, out, keep=inputs, held=tuple(masks), flops=flops, launches=launches, product=True
+    )

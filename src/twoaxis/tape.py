@@ -1,0 +1,212 @@
+"""What a pass over a network does, written down in sizes alone: the one source of a model's derived counts.
+
+A `Tape` is told, in the order of a forward pass, which kernels run on which arrays. An array is a size, not
+numbers. From that one list follow the FLOPs, the bytes saved for the backward pass (every array once, however
+many kernels keep it), the kernels launched, and the bytes moved by them one by one or at the fused limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False, slots=True)
+class Array:
+    """An array of `numbers` entries of `itemsize` bytes; `width` of them for each token.
+
+    base: what it is a view of. constant: no gradient reaches it. parameter: it is never counted as saved.
+    """
+
+    numbers: int
+    width: int
+    itemsize: int
+    base: Array | None = None
+    constant: bool = False
+    parameter: bool = False
+
+    @property
+    def root(self) -> Array:
+        """The array that owns the memory."""
+        return self if self.base is None else self.base.root
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the entries (of a view: its own)."""
+        return self.numbers * self.itemsize
+
+    def view(self, width: int | None = None) -> Array:
+        """Part of the array, `width` numbers of each token, in the same memory."""
+        width = self.width if width is None else width
+        numbers = self.numbers // max(self.width, 1) * width
+        return Array(numbers, width, self.itemsize, self, self.constant, self.parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One step of the plain path.
+
+    keep: what it saves for backward. held: what an operator holds besides, out of sight of hooks and not given
+    up by recomputation. launches: of its forward pass. moved: bytes that these read and write;
+    None is inputs and outputs once. product: a matrix product or attention over tokens: it writes its result,
+    while others between two of them could be one kernel. back: FLOPs backward over FLOPs forward.
+    """
+
+    name: str
+    part: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    keep: tuple[Array, ...]
+    flops: int = 0
+    launches: int = 1
+    product: bool = False
+    moved: int | None = None
+    back: int = 2
+    held: tuple[Array, ...] = ()
+
+
+@dataclass
+class Tape:
+    """A forward pass over `batch_size` rows of `seq_len` tokens, or, decoding, over their last tokens alone.
+
+    itemsize: of activations and weights. state_itemsize: of the residual state.
+    """
+
+    batch_size: int
+    seq_len: int
+    decoding: bool = False
+    itemsize: int = 4
+    state_itemsize: int = 4
+    part: str = ""
+    kernels: list[Kernel] = field(default_factory=list)
+    boundaries: list[tuple[int, tuple[Array, ...]]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return self.batch_size * (1 if self.decoding else self.seq_len)
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number that is computed in at least float32."""
+        return max(4, self.itemsize, self.state_itemsize)
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Kernels inside belong to a part of the model."""
+        before, self.part = self.part, part
+        yield
+        self.part = before
+
+    def array(self, width: int, itemsize: int | None = None, constant: bool = False) -> Array:
+        """A new array of `width` numbers per token."""
+        return Array(self.tokens * width, width, itemsize or self.itemsize, constant=constant)
+
+    def table(self, numbers: int, itemsize: int | None = None, constant: bool = False) -> Array:
+        """A new array that does not grow with the tokens."""
+        return Array(numbers, numbers, itemsize or self.itemsize, constant=constant)
+
+    def weight(self, numbers: int) -> Array:
+        """A parameter."""
+        return Array(numbers, numbers, self.itemsize, parameter=True)
+
+    def run(
+        self,
+        name: str,
+        inputs: Sequence[Array],
+        *outputs: Array,
+        keep: Sequence[Array] = (),
+        flops: int = 0,
+        **more: Any,
+    ) -> Array:
+        """Note a `Kernel`; returns its first output."""
+        self.kernels.append(Kernel(name, self.part, tuple(inputs), outputs, tuple(keep), flops, **more))
+        return outputs[0]
+
+    def like(self, x: Array) -> Array:
+        """A new array as `x` is."""
+        return Array(x.numbers, x.width, x.itemsize)
+
+    def cast(self, x: Array, itemsize: int) -> Array:
+        """x in another dtype; itself where it has that size."""
+        if x.itemsize == itemsize:
+            return x
+        return self.run("cast", (x,), Array(x.numbers, x.width, itemsize))
+
+    def state(self, x: Array) -> Array:
+        """x in the dtype of the residual state."""
+        return self.cast(x, self.state_itemsize)
+
+    def add(self, *xs: Array) -> Array:
+        """The sum of arrays, one kernel for each `+`."""
+        total = xs[0]
+        for x in xs[1:]:
+            total = self.run("add", (total, x), self.like(total))
+        return total
+
+    def times(self, x: Array, y: Array) -> Array:
+        """x * y, as large as the larger: each is kept if the other one has a gradient."""
+        keep = [a for a, b in ((x, y), (y, x)) if not b.constant]
+        return self.run("mul", (x, y), self.like(x if x.numbers >= y.numbers else y), keep=keep)
+
+    def map(self, name: str, x: Array, keep: str = "input") -> Array:
+        """A function of each number that keeps its "input", its "output", or "nothing"."""
+        y = self.like(x)
+        return self.run(name, (x,), y, keep={"input": (x,), "output": (y,), "nothing": ()}[keep])
+
+    def linear(
+        self, x: Array, out: int, bias: bool = False, of: int | None = None, weight: Array | None = None
+    ) -> Array:
+        """W x, of each `of` numbers of x (all of a token's) `out`; W is a parameter, or made: a `weight`."""
+        of = x.width if of is None else of
+        W = self.weight(of * out + bias * out) if weight is None else weight
+        y = Array(x.numbers // of * out, x.width // of * out, x.itemsize)
+        flops = 2 * x.numbers * out
+        return self.run("linear", (x, W), y, keep=(x, W), flops=flops, product=True, back=_gradients(x, W))
+
+    def matmul(self, weights: Array, x: Array, rows: int, d: int, plus: Array | None = None) -> Array:
+        """Each token's small matrix, or one for all tokens, times its rows of d numbers; `rows` rows come out."""
+        keep = [a for a, b in ((weights, x), (x, weights)) if not b.constant]
+        inputs = (weights, x) if plus is None else (weights, x, plus)
+        flops = 2 * self.tokens * weights.width * d
+        made = self.array(rows * d, x.itemsize)
+        return self.run("matmul", inputs, made, keep=keep, flops=flops, back=_gradients(weights, x))
+
+    def norm(self, x: Array, gain: bool = True, groups: int = 1) -> Array:
+        """An RMSNorm as torch composes it: square, mean, + eps, root, division, and the gain. groups: heads."""
+        factor = self.array(x.numbers // x.width // self.tokens * groups, max(4, x.itemsize))
+        moved = 5 * x.nbytes + 4 * factor.nbytes
+        normed = self.run("norm", (x,), self.like(x), factor, keep=(x, factor), launches=5, moved=moved)
+        return self.times(normed, self.weight(x.width // groups)) if gain else normed
+
+    def layer_norm(self, x: Array, groups: int = 1) -> Array:
+        """A LayerNorm without parameters; x, means and factors are kept. groups: vectors normed in a token."""
+        means, factors = (self.array(groups, x.itemsize) for _ in range(2))
+        return self.run("layer_norm", (x,), self.like(x), means, factors, keep=(x, means, factors))
+
+    def dropout(self, x: Array, rate: float) -> Array:
+        """Dropout in training: a random array, scaled, is kept."""
+        if not rate or self.decoding:
+            return x
+        noise = self.like(x)
+        return self.run("dropout", (x,), self.like(x), noise, keep=(noise,), launches=3)
+
+    def boundary(self, state: Sequence[Array]) -> None:
+        """A block begins (or the last one ended) with this state."""
+        self.boundaries.append((len(self.kernels), tuple(state)))
+
+    def saved(self, start: int = 0, stop: int | None = None) -> dict[Array, str]:
+        """What kernels start..stop-1 keep for backward, every array once, with the part that keeps it first."""
+        kept: dict[Array, str] = {}
+        for kernel in self.kernels[start:stop]:
+            for x in (*kernel.keep, *kernel.held):
+                if not x.root.parameter:
+                    kept.setdefault(x.root, kernel.part)
+        return kept
+
+
+def _gradients(*xs: Array) -> int:
+    """How many of these arrays have one."""
+    return sum(not x.constant for x in xs)

@@ -1,0 +1,149 @@
+"""FLOPs of a real training step by torch's counter, with the formulas of our operators registered.
+
+The counter sees matrix products. An operator of ours runs as many small kernels, so it counts by its formula,
+and what the counter saw inside it is taken out. Attention runs on its reference path, as dense products; what
+these compute for pairs that the window hides is taken out too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import twoaxis.sequence.attention
+from twoaxis import ops
+from twoaxis.depth import ddl, ddl_compress, value_residual
+from twoaxis.model import Decoder
+from twoaxis.ops import reference
+from twoaxis.sequence import SoftmaxAttention
+
+Formula = Callable[..., int]  # of the operator's own arguments and its result
+
+
+def _mixed(sources: Any, weights: Any, out: Tensor) -> int:
+    return 2 * sum(x.numel() for x in sources)
+
+
+def _gated(sources: Any, weights: Tensor, gate: Tensor, out: Any, **options: Any) -> int:
+    return 6 * len(gate) * sum(x.numel() for x in sources)
+
+
+def _read(query: Tensor, sources: Any, out: Any, **options: Any) -> int:
+    """Scores, key norms, and the mix unless only the weights are wanted."""
+    passes = 1 + (options["key_norm_eps"] is not None) + (not options.get("return_weights", False))
+    return 2 * passes * sum(x.numel() for x in sources)
+
+
+def _convolved(x: Tensor, weight: Tensor, out: Tensor, **options: Any) -> int:
+    return 2 * weight.shape[-1] * out.numel()
+
+
+OPERATORS: dict[Any, Formula] = {
+    ops.mix: _mixed,
+    ops.gated_mix: _gated,
+    ops.depth_read: _read,
+    ops.delta_rewrite: lambda state, *rest: 4 * state.numel(),
+    ops.depthwise_causal_conv: _convolved,
+    ddl._write_only: lambda state, *rest: 2 * state.numel(),
+}
+MODULES: dict[type, Formula] = {
+    value_residual.FixedMix: lambda self, first, own, *rest: 4 * own.numel(),
+    value_residual.GatedMix: lambda self, first, own, *rest: 4 * own.numel(),
+    **{kind: lambda self, X, *rest: 2 * X.numel() for kind in ddl_compress.KINDS.values()},
+}
+FAST = [  # whose backward passes run products of their own
+    sys.modules[f"twoaxis.ops.{name}"].__dict__[cls]
+    for name, cls in (
+        ("mix", "_Mix"),
+        ("gated_mix", "_GatedMix"),
+        ("depth_read", "_DepthRead"),
+        ("delta_rewrite", "_Rewrite"),
+    )
+]
+
+
+@dataclass
+class Flops:
+    """Of a forward and a backward pass."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+def counted_flops(model: Decoder, tokens: Tensor) -> Flops:
+    """FLOPs of one training step on tokens (B, T), by the counter and the formulas."""
+    found = Flops()
+    with FlopCounterMode(display=False) as counter, _registered(counter, found):
+        loss = model.loss(tokens, tokens)
+        forward = counter.get_total_flops()
+        loss.backward()
+        backward = counter.get_total_flops() - forward
+    masked = sum(_hidden(part, *tokens.shape) for part in model.modules())
+    return Flops(found.forward + forward - masked, found.backward + backward - 2 * masked)
+
+
+def _hidden(part: Any, batch_size: int, seq_len: int) -> int:
+    """What dense attention computes for hidden pairs, and for the zeros that narrow heads are padded with."""
+    if not isinstance(part, SoftmaxAttention):
+        return 0
+    widths, heads = (part.width, part.value_width), part.n_heads
+    dense = 2 * max(widths) * seq_len**2
+    return 2 * heads * batch_size * (dense - sum(widths) * part.cfg.pairs(seq_len, part.block))
+
+
+@contextmanager
+def _registered(counter: FlopCounterMode, found: Flops) -> Iterator[None]:
+    """Count our operators by their formulas while this lasts."""
+    with ExitStack() as stack:
+        stack.enter_context(
+            patch.object(twoaxis.sequence.attention, "local_attention", reference.local_attention)
+        )
+        for operator, formula in OPERATORS.items():
+            counting = _counting(operator, formula, counter, found, whole=True)
+            for module in [m for name, m in sys.modules.items() if name.startswith("twoaxis.")]:
+                for name in [n for n, value in vars(module).items() if value is operator]:
+                    stack.enter_context(patch.object(module, name, counting))
+        for kind, formula in MODULES.items():
+            counting = _counting(kind.forward, formula, counter, found, whole=False)
+            stack.enter_context(patch.object(kind, "forward", counting))
+        for function in FAST:
+            stack.enter_context(patch.object(function, "backward", _muted(function, counter, found)))
+        yield
+
+
+def _counting(
+    run: Any, formula: Formula, counter: FlopCounterMode, found: Flops, whole: bool
+) -> Callable[..., Any]:
+    """The operator, counted; `whole`: what the counter sees inside is part of the formula."""
+
+    def counting(*args: Any, **options: Any) -> Any:
+        before = counter.get_total_flops()
+        out = run(*args, **options)
+        flops = formula(*args, out, **options)
+        found.forward += flops - (counter.get_total_flops() - before if whole else 0)
+        weights = args[1] if formula is _mixed else None
+        fixed = isinstance(weights, Tensor) and not weights.requires_grad
+        found.backward += flops if fixed else 2 * flops
+        return out
+
+    return counting
+
+
+def _muted(function: Any, counter: FlopCounterMode, found: Flops) -> Any:
+    """Its backward pass, without what the counter sees in it."""
+    run = function.backward
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        before = counter.get_total_flops()
+        out = run(ctx, *grads)
+        found.backward -= counter.get_total_flops() - before
+        return out
+
+    return staticmethod(backward)

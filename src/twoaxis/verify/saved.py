@@ -1,0 +1,76 @@
+"""What autograd really keeps between the forward and the backward pass, in bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from twoaxis.model import Decoder
+
+
+def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
+    """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
+
+    With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them.
+    """
+    own = {_place(p) for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+    inputs: list[weakref.ref[Tensor]] = []
+
+    def keep(x: Tensor) -> Tensor:
+        if _place(x) not in own:
+            kept.setdefault(_place(x), x.untyped_storage())
+        return x
+
+    def enter(block: Any, args: tuple[Any, ...]) -> None:
+        inputs.extend(weakref.ref(x) for x in pytree.tree_leaves(args[0]) if isinstance(x, Tensor))
+
+    watched = [block.register_forward_pre_hook(enter) for block in model.blocks]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss = model.loss(tokens, targets)
+    finally:
+        for handle in watched:
+            handle.remove()
+    for node in _nodes(loss):
+        for held in vars(node).values() if hasattr(node, "__dict__") else ():
+            for x in _tensors(held):
+                keep(x)
+    if model.checkpointing:
+        for alive in inputs:
+            if (x := alive()) is not None:
+                keep(x)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _place(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Every node of the graph."""
+    seen: set[Any] = set()
+    todo: list[Any] = [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [before for before, _ in node.next_functions]
+            yield node
+
+
+def _tensors(held: Any) -> Iterator[Tensor]:
+    """The tensors in what an operator holds: containers and dataclasses of them."""
+    if dataclasses.is_dataclass(held):
+        held = [getattr(held, f.name) for f in dataclasses.fields(held)]
+    if isinstance(held, Tensor):
+        yield held
+    elif isinstance(held, list | tuple | dict):
+        for part in held.values() if isinstance(held, dict) else held:
+            yield from _tensors(part)
