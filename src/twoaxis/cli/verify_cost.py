@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def cost(args: Args) -> int:
     """Print all; 1 if a number differs from what was measured or an exponent from the paper's."""
-    from twoaxis.verify.cost import checks, models, pairs
+    from twoaxis.verify.cost import checks, models, pairs, untraced
     from twoaxis.verify.scaling import exponents
     from twoaxis.verify.schemes import cells
 
@@ -37,10 +37,13 @@ def cost(args: Args) -> int:
             "numbers": [{**asdict(row), "passed": row.passed} for row in numbers],
             "exponents": [{**asdict(row), "passed": row.passed} for row in fitted],
             "claims": [asdict(row) for row in table],
+            "untraced": untraced(),
         }
         print(json.dumps(listed, indent=2))
     else:
         _show(numbers, fitted, table, failed)
+        for name, why in untraced().items():
+            print(f"not derived from options: what {name} saves and moves ({why})")
     return 1 if failed else 0
 
 

@@ -51,7 +51,9 @@ def boundaries(
         )
     t = traced(cfg, batch_size, seq_len, dtype)
     if t is None:
-        raise InputError(f"{cfg.depth} has no trace: what it sends is not known from its configuration")
+        raise InputError(
+            f"what {cfg.depth} sends is not known from its options: {cfg.depth_config().untraced}"
+        )
     return [
         Boundary(cut, len(set(t.boundaries[cut][1])), _sent(t, list(cuts), s, ranks))
         for s, cut in enumerate(cuts)

@@ -31,7 +31,7 @@ class DepthConfig(spec.Config):
 
     follows_rule: whether its reads heed `Context.depth_window`. loss_term: the name of a number per token that
     its stream makes of the last state and that training may add to the loss (`Stream.loss_term`); "" is none.
-    trace: the method in sizes alone; None leaves out the counts that are derived from it.
+    trace: the method in sizes alone; None leaves out the counts that are derived from it, `untraced` says why.
     """
 
     follows_rule: ClassVar[bool] = False
@@ -39,6 +39,7 @@ class DepthConfig(spec.Config):
 
     keeps_history: ClassVar[bool] = False  # whether `History` holds its earlier layers
     trace: ClassVar[Callable[[Any, Layout, Tape], Trace] | None] = None
+    untraced: ClassVar[str] = "it has no trace, which would say what it runs"
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """What the method costs over the whole network, its pre-norms and final norm included."""

@@ -53,6 +53,7 @@ class DynamicWindow(Windowed):
         """
 
         loss_term: ClassVar[str] = "window_share"
+        untraced: ClassVar[str] = "how many states it reads depends on the tokens"
 
         window_blocks: int = 4
         form: Literal["soft", "gates"] = "soft"

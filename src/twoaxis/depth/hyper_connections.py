@@ -224,7 +224,8 @@ class HyperTrace(Trace):
             inverse = t.map("reciprocal", length, keep="output")
             factor = t.map("scale", inverse, keep="nothing")
             change = t.times(t.linear(H, n + 2, of=d, weight=matrix), factor)
-        scale = t.run("cat", (), t.table(n + 2, t.wide))
+        columns = t.table(n + 2, 1, constant=True)
+        scale = t.run("where", (columns,), t.table(n + 2, t.wide), keep=(columns,))
         change = t.map("tanh", change, keep="output") if self.cfg.tanh else change
         return t.run("addcmul", (scale, change), t.like(change), keep=(scale, change))
 

@@ -28,13 +28,13 @@ class MHCTrace(HyperTrace):
         logits = t.run("addcmul", (scaled, scales), t.like(scaled), keep=(scaled, scales))
         return [logits.view(size) for size in sizes]
 
-    def gate(self, logits: Array) -> Array:
-        """Shares of the streams."""
+    def gate(self, logits: Array, changed: bool) -> Array:
+        """Shares of the streams, then scaled or raised if that is `changed`."""
         t = self.t
         if not logits.width:
             return t.table(self.cfg.streams, t.wide, constant=True)
         made = t.map(self.cfg.gates, logits, keep="output")
-        return t.map("scale", made, keep="nothing")
+        return t.map("scale", made, keep="nothing") if changed else made
 
     def mixing(self, R: Array) -> Array:
         """H, n x n."""
@@ -56,7 +56,7 @@ class MHCTrace(HyperTrace):
     def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
         t, X = self.t, self.t.cast(state, self.t.wide)
         P, Q, R = self.coefficients(X, self.cfg.sizes(self.layout, self.layout.sublayer(block, index)))
-        P, Q = self.gate(P), self.gate(Q)
+        P, Q = self.gate(P, self.cfg.eps > 0), self.gate(Q, True)
         H = self.mixing(R) if R.width else None
         h = t.state(t.matmul(P, X, 1, self.layout.d_model))
         return Trace.read(self, h, block, index)[0], (Q, H)
