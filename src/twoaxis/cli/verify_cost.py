@@ -30,7 +30,7 @@ def cost(args: Args) -> int:
         )
     numbers = [check for cfg in models() for check in checks(cfg)] + pairs()
     fitted, table = exponents(), cells()
-    failed = sum(not row.passed for row in (*numbers, *fitted))
+    failed = sum(not row.passed for row in numbers) + sum(not row.passed for row in fitted)
     if args.json:
         listed = {
             "failed": failed,

@@ -88,7 +88,9 @@ def cost(
     if tape is None:
         return replace(sum(parts.values(), start=Cost()), by_part=parts)
     found = counts(tape)
-    parts = {name: replace(part, **(NOTHING | found[name])) for name, part in parts.items()}
+    for name, part in parts.items():
+        stated: dict[str, Any] = NOTHING | found[name]
+        parts[name] = replace(part, **stated)
     if phase == "decoding":
         parts = {name: replace(part, **FORWARD_ONLY) for name, part in parts.items()}
         return replace(sum(parts.values(), start=Cost()), boundary_bytes=largest(tape), by_part=parts)

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.history_spec import parse_history, settled
-from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.tape import Tape
 from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
 
 Core = Callable[[Reads, Context], Tensor]
@@ -38,7 +36,7 @@ class DepthConfig(spec.Config):
     loss_term: ClassVar[str] = ""
 
     keeps_history: ClassVar[bool] = False  # whether `History` holds its earlier layers
-    trace: ClassVar[Callable[[Any, Layout, Tape], Trace] | None] = None
+    trace: ClassVar[Any] = None  # trace(cfg, layout, tape) -> Trace
     untraced: ClassVar[str] = "it has no trace, which would say what it runs"
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:

@@ -208,7 +208,7 @@ class DepthAttentionTrace(Trace):
                     mixed = self.mixed_values((*anchors, row), k.width, v.width)
                     row = self.t.run("cat", (row, mixed), self.t.like(row))
                     v = self.t.cast(mixed, q.itemsize)
-            sources, n = sources.push(row, n), n + 1  # type: ignore[arg-type]
+            sources, n = sources.push(row, n), n + 1
             return q, k, v
 
         x = self.write(state["stream"], None, core(reads, between), block, index)

@@ -44,8 +44,8 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
                 keep(x)
     if model.checkpointing:
         for alive in inputs:
-            if (x := alive()) is not None:
-                keep(x)
+            if (block_input := alive()) is not None:
+                keep(block_input)
     return sum(storage.nbytes() for storage in kept.values())
 
 
