@@ -60,8 +60,13 @@ class DeltaTrace(Trace):
         read = Reads(normed[0], value=normed[1] if values else None)  # type: ignore[arg-type]
         if cfg.released and index == 0 and block % cfg.source_blocks == 0:
             new = self.t.add(H, sources.sources[-1]) if len(sources) else H
-            state = {**state, "sources": sources.push(new, len(sources))}
+            state = {**state, "sources": self.pushed(sources, new)}
         return read, state
+
+    def pushed(self, sources: History, new: Any) -> History:
+        """One more source, as far back as reads see."""
+        grown = sources.push(new, sources.index[-1] + 1 if len(sources) else 0)
+        return grown.last(self.cfg.window_sources or len(grown))
 
     def write(self, state: Any, carry: Any, y: Array, block: int, index: int) -> Any:
         cfg, sources = self.cfg, carry["sources"]
@@ -71,12 +76,12 @@ class DeltaTrace(Trace):
         if s == self.layout.n_sublayers - 1:
             return stream
         if cfg.form == "sublayer":
-            return {**stream, "sources": sources.push(y, s + 1)}
+            return {**stream, "sources": self.pushed(sources, y)}
         if not cfg.sums(self.layout, block):
             return {**stream, "sources": sources}
         partial = self.t.add(*([carry["partial"]] if "partial" in carry else []), y)
         if self.closes(block, index) and (block + 1) % cfg.source_blocks == 0:
-            return {**stream, "sources": sources.push(partial, len(sources))}
+            return {**stream, "sources": self.pushed(sources, partial)}
         return {**stream, "sources": sources, "partial": partial}
 
     def close(self, state: Any) -> Array:

@@ -205,9 +205,8 @@ class ELCTrace(Trace):
             return {**carry, "branch": branch}
         if self.cfg.variant == "normalized":
             branch = self.t.layer_norm(branch)
-        sources = carry["sources"].push(branch, block + 1)
-        ends = block == self.layout.n_blocks - 1 and self.cfg.variant != "weighted_output"
-        return {"sources": sources.last(1) if ends else sources}
+        kept = self.cfg.kept(block + 1, self.layout.n_blocks)
+        return {"sources": carry["sources"].push(branch, block + 1).last(len(kept))}
 
     def close(self, state: State) -> Array:
         sources = state["sources"].sources

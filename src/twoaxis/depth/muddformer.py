@@ -146,9 +146,10 @@ class MUDDTrace(Trace):
 
     def pushed(self, sources: History, x: Array, index: int) -> State:
         """The state at a block boundary."""
-        if not self.cfg.pre_post_norm:
-            return {"sources": sources.push(x, index)}  # type: ignore[arg-type]
-        return {"sources": sources.push(self.t.norm(x), index), "stream": x}  # type: ignore[arg-type]
+        normed = self.cfg.pre_post_norm
+        grown = sources.push(self.t.norm(x) if normed else x, index)  # type: ignore[arg-type]
+        kept = {"sources": grown.keep(self.cfg.kept(index).__contains__)}
+        return {**kept, "stream": x} if normed else kept
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, State]:
         ways = self.cfg.way_names if block else ("r",)

@@ -182,7 +182,8 @@ class VerticalTrace(Trace):
         h = self.t.add(carry["input"], branch) if self.cfg.block_residual else branch
         if block == self.layout.n_blocks - 1:
             return {"output": h}
-        return {"sources": carry["sources"].push(self.normed(h), block + 1)}
+        kept = len(newest(block + 2, self.cfg.window_blocks))
+        return {"sources": carry["sources"].push(self.normed(h), block + 1).last(kept)}
 
     def close(self, state: State) -> Array:
         return super().close(state["output"])
