@@ -20,10 +20,17 @@ from points import saved_bytes
         "attnres(key_rank=8)",
     ],
 )
-@pytest.mark.parametrize("history", ["full", "int8"])
-def test_saved_bytes_grow_linearly_with_depth(depth, history):
-    if depth == "additive" and history != "full":
-        pytest.skip("additive keeps no history")
-    few, some, many = (saved_bytes(depth, n, history=history) for n in (12, 24, 48))
+def test_saved_bytes_grow_linearly_with_depth(depth):
+    grows_linearly(depth)
+
+
+@pytest.mark.parametrize("depth", ["attnres(key_rank=8)", "lime"])
+def test_saved_bytes_of_a_rounded_history_grow_linearly_too(depth):
+    """Reads that cut or project a source keep it as it is stored, not a plain copy for every reader."""
+    grows_linearly(depth, history="int8")
+
+
+def grows_linearly(depth, **options):
+    few, some, many = (saved_bytes(depth, n, **options) for n in (12, 24, 48))
     early, late = (some - few) / 12, (many - some) / 24
     assert late == pytest.approx(early, rel=0.15)
