@@ -8,9 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import twoaxis
 from configurations import VOCAB, Case
-from twoaxis import Decoder
+from twoaxis import Decoder, InputError
+from twoaxis.depth import Connection, DepthConfig, PlainStream
+from twoaxis.model import token_loss
 from twoaxis.parallel import Pipeline, Plan, plan_pipeline
+from twoaxis.spec import register
+from twoaxis.train import TrainConfig
+from twoaxis.train.optimizer import Optimizer, clip_gradients
+from twoaxis.types import Reads
 
 MICRO, BATCH, LENGTH = 4, 2, 5
 BLOCKS = 5
@@ -101,3 +108,149 @@ def sent_as_planned(pipeline: Pipeline, steps: int) -> None:
                 times = steps * pipeline.micro_batches
                 assert pipeline.wire.nbytes[link.index, direction] == times * link.nbytes[link.takes]
                 assert pipeline.wire.tensors[link.index, direction] == times * len(link.sends)
+
+
+def equal_optimisation(depth: str, *, steps: int = 20, optimizer: str = "adamw", **options: Any) -> None:
+    """Optimiser steps with clipping: every parameter stays equal, the norm is the same on every rank."""
+    case, n_ranks, virtual = Case(depth), dist.get_world_size(), options.get("virtual", 1)
+    cfg = TrainConfig(model=case.config(n_blocks=BLOCKS), optimizer=optimizer, lr=1e-2, grad_clip=0.5)
+    alone, model = (case.model(n_blocks=BLOCKS) for _ in range(2))
+    planned, rules = plan(depth, "standard", virtual, n_ranks), alone.param_rules()
+    pipeline = Pipeline(model, planned, micro_batches=MICRO, schedule=options["schedule"])
+    mine, every = dict(model.named_parameters()), dict(alone.named_parameters())
+    theirs, ours = Optimizer(every, rules, cfg), Optimizer(mine, rules, cfg)
+    for step in range(steps):
+        tokens, targets, _ = data(step)
+        alone.zero_grad()
+        model.zero_grad()
+        alone.loss(tokens, targets).backward()
+        pipeline.step(tokens, targets)
+        pipeline.sum_shared()
+        norm = clip_gradients(every.values(), cfg.grad_clip)
+        assert norm > cfg.grad_clip
+        assert abs(pipeline.gradients.clip(mine, cfg.grad_clip) - norm) < 1e-10 * norm
+        theirs.step(cfg.lr)
+        ours.step(cfg.lr)
+    torch.testing.assert_close(mine, {name: every[name] for name in mine}, **CLOSE)
+
+
+def clipped() -> tuple[float, float, float]:
+    """Gradients of norm 3 on the first rank and 4 on the second, clipped to 1: norm before, own and shared after."""
+    model, rank = Case("additive").model(n_blocks=2), dist.get_rank()
+    pipeline = Pipeline(model, plan_of_two(model), micro_batches=MICRO)
+    named = dict(model.named_parameters())
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    own = named[f"blocks.{rank}.connections.0.norm.weight"]
+    own.grad[0] = (3.0, 4.0)[rank]
+    norm = pipeline.gradients.clip(named, 1.0)
+    after = float(own.grad.norm())
+    named["embedding.weight"].grad[0, 0] = 5.0  # held by both
+    own.grad.zero_()
+    return norm, after, pipeline.gradients.clip(named, 0.0)
+
+
+def plan_of_two(model: Decoder, **options: Any) -> Plan:
+    given = {"batch_size": BATCH, "seq_len": LENGTH, "state_dtype": "float64"}
+    return plan_pipeline(model.cfg, 2, **{**given, **options})
+
+
+def refused_where_plans_differ() -> str:
+    """What a rank says that was started with another split than the other."""
+    model = Case("additive").model(n_blocks=3)
+    try:
+        Pipeline(model, plan_of_two(model, counts=((1, 2), (2, 1))[dist.get_rank()]), micro_batches=MICRO)
+    except InputError as error:
+        return str(error)
+    return "accepted"
+
+
+def bfloat16_on_the_wire(depth: str) -> tuple[float, int, int]:
+    """Relative error of all gradients when the state is sent in bfloat16; bytes sent so, and as it is."""
+    alone, model = (Case(depth).model(torch.float32, n_blocks=BLOCKS) for _ in range(2))
+    planned = plan_of_two(alone, state_dtype="float32", send_dtype="bfloat16", transport="full")
+    exact = plan_of_two(alone, state_dtype="float32", transport="full")
+    pipeline = Pipeline(model, planned, micro_batches=MICRO, schedule="gpipe")
+    _, expected = descend(alone, 0, False)
+    _, found = descend(pipeline, 0, False)
+    sent_as_planned(pipeline, 1)
+    wrong = sum(float((found[n] - expected[n]).square().sum()) for n in found)
+    size = sum(float(expected[n].square().sum()) for n in found)
+    return (wrong / size) ** 0.5, planned.nbytes["full"], exact.nbytes["full"]
+
+
+class Recalling(Connection):
+    """x + y; the last block also adds the embeddings, in micro-batches where a document has the id 7."""
+
+    equation = "test"
+    source = "test"
+
+    class Config(DepthConfig):
+        """No options."""
+
+    def __init__(self, cfg: Any, layout: Any, block: int, index: int) -> None:
+        super().__init__(cfg, layout, block, index)
+        self.last = (block, index) == (layout.n_blocks - 1, 1)
+
+    def read(self, state: Any, ctx: Any) -> tuple[Reads, None]:
+        return Reads(state["stream"]), None
+
+    def write(self, state: Any, carry: None, y: Tensor, ctx: Any) -> Any:
+        x = state["stream"] + y
+        if self.last and ctx.segments is not None and bool((ctx.segments == 7).any()):
+            x = x + state["early"].tanh()
+        return {**state, "stream": x}
+
+    @classmethod
+    def stream(cls, cfg: Any, layout: Any) -> PlainStream:
+        return RecallingStream(layout)
+
+
+class RecallingStream(PlainStream):
+    def open(self, x: Tensor, ctx: Any) -> Any:
+        return {"stream": x, "early": 2 * x}
+
+    def close(self, state: Any, ctx: Any) -> Tensor:
+        return self.norm(state["stream"])
+
+    def unchanging(self, name: str) -> bool:
+        return name == "early"
+
+    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, Any]:
+        return dict.fromkeys(("stream", "early"), self.spec_of(batch_size, seq_len))
+
+
+def used_far_away(schedule: str, virtual: int = 1) -> None:
+    """A state of the first stage, read by the last alone, and only in some micro-batches, gets its gradient."""
+    if "recalling" not in twoaxis.methods("depth"):
+        register("depth", "recalling")(Recalling)
+    cfg = twoaxis.ModelConfig(vocab_size=VOCAB, d_model=12, n_heads=2, n_blocks=8, depth="recalling")
+    n_ranks = dist.get_world_size()
+    alone, model = (Decoder(cfg).double() for _ in range(2))
+    model.load_state_dict(alone.state_dict())
+    for parameter in alone.parameters():
+        dist.broadcast(parameter.data, 0)
+    model.load_state_dict(alone.state_dict())
+    given = {"batch_size": BATCH, "seq_len": LENGTH, "state_dtype": "float64"}
+    pipeline = Pipeline(
+        model, plan_pipeline(cfg, n_ranks, virtual, **given), micro_batches=MICRO, schedule=schedule
+    )
+    for step in range(3):
+        tokens, targets, ids = data(step, segments=True)
+        assert ids is not None
+        ids[BATCH * (step + 1)] = 7  # one micro-batch uses it, the others do not
+        alone.zero_grad()
+        model.zero_grad()
+        for rows in torch.arange(MICRO * BATCH).split(BATCH):
+            logits = alone(tokens[rows], segments=ids[rows])
+            (token_loss(logits, targets[rows]) / (targets != -100).sum()).backward()
+        pipeline.step(tokens, targets, segments=ids)
+        pipeline.sum_shared()
+        every = {n: p.grad for n, p in alone.named_parameters()}
+        mine = {n: p.grad for n, p in model.named_parameters()}
+        torch.testing.assert_close(mine, {n: every[n] for n in mine}, **CLOSE)
+
+
+def trained(cfg: dict[str, Any], out: str, resume: bool = False) -> dict[str, Any]:
+    """A training run over this world's processes."""
+    return twoaxis.train(TrainConfig.from_dict(cfg), out, resume=resume)

@@ -64,6 +64,50 @@ def test_four_ranks(world, depth, schedule):
     world(4).run("equal_training", depth, **SCHEDULES[schedule], segments=True)
 
 
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [
+        ("denseformer", {"schedule": "1f1b"}),
+        ("depth_window", {"schedule": "interleaved", "virtual": 2}),
+        pytest.param("ddl", {"schedule": "gpipe", "optimizer": "muon"}, marks=pytest.mark.full),
+    ],
+    ids=["push", "cached and shared weights", "muon"],
+)
+def test_optimiser_steps_stay_equal_over_20_steps(world, depth, options):
+    world(2).run("equal_optimisation", depth, **options)
+
+
+# pitfalls, parallel training: "2 stages with gradient norms 3 and 4, clip at 1 -> total 5 ... counted once"
+def test_the_norm_is_over_all_stages_and_counts_a_shared_parameter_once(world):
+    for rank, (norm, after, shared) in enumerate(world(2).run("clipped")):
+        assert (norm, shared) == (5.0, 5.0)
+        assert after == pytest.approx((3, 4)[rank] / 5, rel=1e-5)
+
+
+# pitfalls, parallel training: "4 stages, state e created in stage 0, read only in stages 0 and 3 ... also when one
+# micro-batch uses it and another does not"
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_state_that_only_the_last_of_four_stages_reads(world, schedule):
+    world(4).run("used_far_away", schedule)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
+def test_a_state_in_the_cache_that_some_micro_batches_do_not_read(world, schedule):
+    world(2).run("used_far_away", schedule, virtual=2)
+
+
+# pitfalls, parallel training: "a mismatch is an error at start"
+def test_ranks_with_different_plans_refuse_at_the_start(world):
+    for said in world(2).run("refused_where_plans_differ"):
+        assert "different plans" in said
+
+
+def test_a_state_sent_in_bfloat16_is_half_the_bytes(world):
+    for error, sent, exact in world(2).run("bfloat16_on_the_wire", "hyper_connections"):
+        assert 2 * sent == exact
+        assert 0 < error < 0.03
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 4], ids="P={}".format)
 @pytest.mark.parametrize("schedule", SCHEDULES)

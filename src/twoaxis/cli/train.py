@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import typing
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from twoaxis.cli.pipeline_plan import show_plan
 from twoaxis.data import load_tokenizer
 from twoaxis.errors import InputError
 from twoaxis.model import ModelConfig
@@ -83,7 +85,7 @@ def _spell(value: Any) -> str:
     return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-Out = Annotated[str, tyro.conf.arg(metavar="FOLDER", help="the run folder to write")]
+Out = Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help="the run folder to write")]
 File = Annotated[
     str | None,
     tyro.conf.arg(metavar="FILE", help="YAML file with fields of a run, those of the model under `model:`"),
@@ -91,14 +93,19 @@ File = Annotated[
 Resume = Annotated[
     bool, tyro.conf.arg(help="go on with the run in --out from its newest complete checkpoint")
 ]
+PlanOnly = Annotated[
+    bool,
+    tyro.conf.arg(help="print what would cross between the stages of --pipeline N, and do not train"),
+]
 Json = Annotated[bool, tyro.conf.arg(help="print the results as JSON")]
 Args = dataclasses.make_dataclass(
     "Args",
     [
-        ("out", Out),
+        ("out", Out, dataclasses.field(default=None)),
         ("resume", Resume, dataclasses.field(default=False)),
         ("config", File, dataclasses.field(default=None)),
         ("json", Json, dataclasses.field(default=False)),
+        ("pipeline_plan", PlanOnly, dataclasses.field(default=False)),
         *_flags(),
     ],
 )
@@ -106,12 +113,19 @@ Args = dataclasses.make_dataclass(
 
 def run(args: Any) -> int:
     """Train, or go on training, and say what came out."""
+    if args.out is None and not args.pipeline_plan:
+        raise InputError("train writes a run folder: give --out FOLDER")
     cfg = configuration(args)
-    console = Console(stderr=True)
+    if args.pipeline_plan:
+        return show_plan(cfg, args.json)
+    others = int(os.environ.get("RANK", "0")) > 0  # under torchrun the first process speaks
+    console = Console(stderr=True, quiet=others)
     logging.basicConfig(level=logging.WARNING, handlers=[RichHandler(console=console, show_path=False)])
     with _Progress(cfg, console) as progress:
         results = train(cfg, args.out, resume=args.resume, on_step=progress.show)
-    if args.json:
+    if others:
+        pass
+    elif args.json:
         print(json.dumps(results))
     else:
         _tell(results, args.out)
@@ -122,8 +136,8 @@ def configuration(args: Any) -> TrainConfig:
     """The run that flags, file and saved model describe."""
     given = {k: v for k, v in vars(args).items() if v is not None}
     given = {k: v for k, v in given.items() if not isinstance(v, bool) or v != DEFAULTS.get(k)}
-    run_folder = RunFolder(Path(args.out))
-    if args.resume and args.config is None and run_folder.config.exists():
+    run_folder = RunFolder(Path(args.out or ""))
+    if args.resume and args.out and args.config is None and run_folder.config.exists():
         data = run_folder.read_config().to_dict()
     else:
         data = read_yaml(args.config) if args.config else {}

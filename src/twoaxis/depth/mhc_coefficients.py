@@ -30,7 +30,9 @@ class Coefficients(nn.Module):
             std, a = (layout.init_std, 1.0) if cfg.start == "random" else (0.0, 0.01)
             self.phi = nn.Parameter(torch.randn(cfg.streams * layout.d_model, sum(sizes)) * std)
             self.scale = nn.Parameter(torch.full((len(self.used),), a))
-            group = torch.arange(len(self.used)).repeat_interleave(torch.tensor(self.used))
+            group = torch.arange(len(self.used)).repeat_interleave(
+                torch.tensor(self.used), output_size=sum(self.used)
+            )
             self.register_buffer("group", group, persistent=False)  # of each column
 
     def start_at(self, bias: Tensor) -> None:

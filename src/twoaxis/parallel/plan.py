@@ -61,7 +61,7 @@ class Link:
     def sent(self) -> dict[str, TensorSpec]:
         """The tensors that cross, as they cross."""
         specs = self.boundary.specs
-        return {name: _as_sent(specs[name], self.dtype) for name in self.sends}
+        return {name: as_sent(specs[name], self.dtype) for name in self.sends}
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,9 @@ def _held(
 
 def _nbytes(link: tuple[Boundary, tuple[str, ...]], dtype: str | None) -> int:
     boundary, sends = link
-    return sum(_as_sent(boundary.specs[name], dtype).nbytes for name in sends)
+    return sum(as_sent(boundary.specs[name], dtype).nbytes for name in sends)
 
 
-def _as_sent(spec: TensorSpec, dtype: str | None) -> TensorSpec:
+def as_sent(spec: TensorSpec, dtype: str | None) -> TensorSpec:
+    """The spec of a tensor on its way."""
     return spec if dtype is None else TensorSpec(spec.shape, dtype)

@@ -16,11 +16,22 @@ from twoaxis.model import ModelConfig
 from twoaxis.train.keys import check_keys
 
 Precision = Literal["float32", "autocast", "bf16_master"]
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Transport = Literal["auto", "full", "cached", "push"]
+Sent = Literal["state", "bfloat16", "float16"]
 LOGGERS = ("tensorboard", "wandb", "trackio")
 # Fields that do not change what is computed, up to rounding: a resumed run may set them anew.
 FREE = (
     *("eval_every", "eval_tokens", "checkpoint_every", "keep_checkpoints", "loggers"),
     *("device", "compile", "checkpointing"),
+    *(
+        "pipeline",
+        "pipeline_virtual",
+        "pipeline_schedule",
+        "pipeline_split",
+        "pipeline_transport",
+        "pipeline_send",
+    ),
 )
 
 
@@ -66,6 +77,14 @@ class TrainConfig:
     keep_checkpoints: Annotated[int, "how many of the newest checkpoints stay"] = 2
     loggers: Annotated[tuple[str, ...], "besides metrics.jsonl: tensorboard, wandb, trackio"] = ()
     init: Annotated[str | None, "start from the weights of this model folder or run folder"] = None
+    pipeline: Annotated[int, "processes that the blocks are divided over (torchrun --nproc-per-node N)"] = 1
+    pipeline_virtual: Annotated[int, "stages per process"] = 1
+    pipeline_schedule: Annotated[Schedule, "the order of micro-batches, which are the `accumulation`"] = (
+        "1f1b"
+    )
+    pipeline_split: Annotated[tuple[int, ...], "blocks of each stage, 0 is allowed; even when not given"] = ()
+    pipeline_transport: Annotated[Transport, "how the state crosses; auto: the fewest bytes"] = "auto"
+    pipeline_send: Annotated[Sent, "what the state is cast to on its way; state: nothing"] = "state"
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
 
     def __post_init__(self) -> None:
@@ -73,7 +92,15 @@ class TrainConfig:
         for f in dataclasses.fields(self):
             value = spec.checked("train", f.name, getattr(self, f.name), hints[f.name])
             object.__setattr__(self, f.name, value)
-        for name in ("seq_len", "batch_size", "accumulation", "steps", "keep_checkpoints"):
+        for name in (
+            "seq_len",
+            "batch_size",
+            "accumulation",
+            "steps",
+            "keep_checkpoints",
+            "pipeline",
+            "pipeline_virtual",
+        ):
             self._require(name, getattr(self, name) >= 1, "1 or more")
         self._require("batch_size", self.tokens_per_step < 2**31, "less than 2**31 tokens in a step")
         for name in ("eval_every", "eval_tokens", "checkpoint_every"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from twoaxis.errors import InputError, RunError
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.loggers import make_loggers
 from twoaxis.train.metrics import Metrics
+from twoaxis.train.pipelined import process_group
 from twoaxis.train.randomness import isolated
 from twoaxis.train.run import RunFolder
 from twoaxis.train.session import Session, last_good
@@ -39,15 +41,28 @@ def train(
     and a disk that is full raise RunError and leave the last good checkpoint. The first SIGINT or SIGTERM
     ends the run after its step with a checkpoint and status "interrupted".
     """
-    run = RunFolder(Path(out))
+    with process_group(cfg) as rank, tempfile.TemporaryDirectory() as unread:
+        return _train(cfg, Path(out), resume, on_step, Path(unread) if rank else None)
+
+
+def _train(
+    cfg: TrainConfig,
+    out: Path,
+    resume: bool,
+    on_step: Callable[[dict[str, Any]], None] | None,
+    unread: Path | None,
+) -> dict[str, Any]:
+    """The run of one process; all but the first write into a folder that nobody reads."""
+    run = RunFolder(out)
     checkpoint = run.checkpoint_to_resume(cfg, resume)
     corpus = load_corpus(cfg.data, cfg.valid_fraction)
     tokenizer = load_tokenizer(run.path if checkpoint else cfg.tokenizer, corpus.train)
     tokens, valid = prepare(corpus, tokenizer)
     check_data(cfg, tokens, valid)
     with isolated(cfg.seed), StopSignals() as stop:
-        session = Session(cfg, tokens, checkpoint)
-        loggers = make_loggers(cfg, run.path, session.progress.step)
+        session = Session(cfg, tokens, checkpoint)  # here the processes of a pipeline meet
+        run = run if unread is None else RunFolder(unread)
+        loggers = make_loggers(cfg, run.path, session.progress.step) if unread is None else []
         run.begin(cfg, tokenizer)
         metrics = Metrics(run.metrics, session.progress.step, loggers)
         try:
@@ -74,7 +89,7 @@ def loop(
 ) -> None:
     """Step, validate, record and save until the last step or a signal."""
     cfg = session.cfg
-    while session.progress.step < cfg.steps and not stop.caught:
+    while session.progress.step < cfg.steps and not session.stops(bool(stop.caught)):
         row = session.step()
         step, last = row["step"], row["step"] == cfg.steps
         if valid.n_tokens > 1 and (last or due(step, cfg.eval_every)):
@@ -112,7 +127,7 @@ def summary(session: Session, metrics: Metrics, valid: TokenFile) -> dict[str, A
         "tokens": at.tokens,
         "seconds": at.seconds,
         "flops": at.flops,
-        "parameters": sum(p.numel() for p in session.master.named.values()),
+        "parameters": session.n_parameters,
         **metrics.summary(),
         "precision": cfg.precision,
         "device": str(session.device),

@@ -22,8 +22,9 @@ from twoaxis.train.checkpoint import newest_checkpoint, save_checkpoint
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.evaluation import evaluate
 from twoaxis.train.optimizer import Optimizer, clip_gradients
+from twoaxis.train.pipelined import Pipelined, processes
 from twoaxis.train.precision import Master, computing_in
-from twoaxis.train.randomness import random_state, set_random_state
+from twoaxis.train.randomness import isolated, random_state, set_random_state
 from twoaxis.train.run import weights_folder
 from twoaxis.train.schedule import lr_factor
 
@@ -53,6 +54,9 @@ class Session:
         self.model.float().to(self.device).train()
         self.model.checkpointing = cfg.checkpointing
         rules = self.model.param_rules()
+        self.n_parameters = sum(p.numel() for p in self.model.parameters())
+        many = cfg.pipeline > 1 and processes() > 1
+        self.pipelined = Pipelined(cfg, self.model, self.device) if many else None
         self.master = Master(self.model, cfg.precision)
         self.optimizer = Optimizer(self.master.named, rules, cfg)
         if checkpoint:
@@ -67,10 +71,7 @@ class Session:
         started, at = time.perf_counter(), self.progress
         batches = [next(self.loader) for _ in range(self.cfg.accumulation)]
         self.master.zero_grad()
-        loss, targets, terms = accumulate(
-            self.model, self.master, batches, self.cfg.precision, self.cfg.depth_loss
-        )
-        norm = clip_gradients(self.master.named.values(), self.cfg.grad_clip)
+        loss, targets, terms, norm = self._gradient(batches)
         for what, value in (("loss", loss), ("norm of the gradient", norm)):
             if not math.isfinite(value):
                 raise RunError(f"step {at.step + 1}: the {what} is {value}")
@@ -83,28 +84,61 @@ class Session:
         at.seconds += time.perf_counter() - started
         return asdict(at) | {"loss": loss, "lr": lr, "grad_norm": norm, "targets": targets} | terms
 
+    def _gradient(self, batches: list[Batch]) -> tuple[float, int, dict[str, float], float]:
+        """Leave the step's gradient, clipped, in `master`: loss, targets, other terms, the norm before."""
+        cfg = self.cfg
+        if self.pipelined is not None:
+            loss, targets = self.pipelined.accumulate(self.master, batches)
+            return loss, targets, {}, self.pipelined.clip(self.master, cfg.grad_clip)
+        loss, targets, terms = accumulate(self.model, self.master, batches, cfg.precision, cfg.depth_loss)
+        return loss, targets, terms, clip_gradients(self.master.named.values(), cfg.grad_clip)
+
+    def stops(self, caught: bool) -> bool:
+        """Whether a signal ends the run, on any of its processes."""
+        return caught if self.pipelined is None else self.pipelined.anyone(caught)
+
     def validate(self, valid: TokenFile, max_tokens: int | None) -> dict[str, Any]:
         """The validation columns of a row."""
         cfg = self.cfg
-        score = evaluate(
-            self.model, valid, cfg.seq_len, cfg.batch_size, max_tokens, cfg.precision, cfg.packing
-        )
-        if not math.isfinite(score.bits_per_byte):
-            raise RunError(f"step {self.progress.step}: the validation loss is {score.nats}")
-        return {
-            "val_bits_per_byte": score.bits_per_byte,
-            "val_loss": score.loss,
-            "val_tokens": score.tokens,
-        }
+        told = [0.0, 0.0, 0.0]
+        model = self.model if self.pipelined is None else self._whole_model()
+        if model is not None:
+            score = evaluate(
+                model, valid, cfg.seq_len, cfg.batch_size, max_tokens, cfg.precision, cfg.packing
+            )
+            told = [score.bits_per_byte, score.loss, score.tokens]
+        bits, loss, tokens = told if self.pipelined is None else self.pipelined.first_says(told)
+        if not math.isfinite(bits):
+            raise RunError(f"step {self.progress.step}: the validation loss is {loss}")
+        return {"val_bits_per_byte": bits, "val_loss": loss, "val_tokens": int(tokens)}
+
+    def _whole_model(self) -> Decoder | None:
+        """The model of all processes, on the first one; None on the others."""
+        assert self.pipelined is not None
+        weights = self.pipelined.gathered(self.master.named)
+        if weights is None:
+            return None
+        with isolated(0):
+            model = Decoder(self.cfg.model).to(self.device)
+        Master(model, self.cfg.precision).load(weights)
+        return model
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
-        weights = {**weights_of(self.model), **{n: p.detach() for n, p in self.master.named.items()}}
+        masters, optimizer = {n: p.detach() for n, p in self.master.named.items()}, self.optimizer.state()
+        if self.pipelined is None:
+            weights = {**weights_of(self.model), **masters}
+        else:
+            whole = self.pipelined.gathered(masters)
+            states = self.pipelined.gathered(optimizer, owner=lambda key: key.rpartition("/")[0])
+            if whole is None or states is None:
+                return folder  # the first process writes
+            weights, optimizer = whole, states
         broken = [name for name, w in weights.items() if not torch.isfinite(w).all()]
         if broken:
             raise RunError(f"step {self.progress.step}: {broken[0]} is not finite")
         facts, generators = random_state()
-        tensors = {f"optimizer/{n}": t for n, t in self.optimizer.state().items()}
+        tensors = {f"optimizer/{n}": t for n, t in optimizer.items()}
         tensors |= {f"random/{n}": t for n, t in generators.items()}
         state = {"progress": asdict(self.progress), "loader": self.loader.state_dict(), "random": facts}
         files = {
@@ -119,7 +153,10 @@ class Session:
         """Take up everything but the weights from a checkpoint."""
         state = read_state(checkpoint / "state.json")
         tensors = read_safetensors(checkpoint / "state.safetensors")
-        self.optimizer.load_state(_under("optimizer/", tensors))
+        saved = _under("optimizer/", tensors)
+        if self.pipelined is not None:  # the others are other processes'
+            saved = {k: t for k, t in saved.items() if k.rpartition("/")[0] in self.master.named}
+        self.optimizer.load_state(saved)
         self.loader.load_state_dict(state["loader"])
         self.progress = Progress(**state["progress"])
         set_random_state(state["random"], _under("random/", tensors))
