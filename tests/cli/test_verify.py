@@ -8,8 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from twoaxis import ModelConfig
 from twoaxis.cli.main import main
 from twoaxis.verify import duality
+from twoaxis.verify.cost import SMALL
+from twoaxis.verify.scaling import Exponent
+from twoaxis.verify.schemes import Cell
 
 VECTORS = Path(__file__).parents[1] / "golden"
 
@@ -110,3 +114,28 @@ def test_nothing_run_is_exit_code_2(capsys, tmp_path, options):
     assert code == 2
     assert err == f"twoaxis: none of the 4 cases in {tmp_path} could be run\n"
     assert "neither a router (in.S), a mix (in.H) nor a chain (in.x.0)" in out
+
+
+def test_costs_are_measured(capsys, monkeypatch):
+    monkeypatch.setattr("twoaxis.verify.cost.models", lambda: [ModelConfig(**SMALL)])
+    monkeypatch.setattr("twoaxis.verify.scaling.exponents", lambda: [Exponent("scores", "T", 1.001, 1.0)])
+    monkeypatch.setattr(
+        "twoaxis.verify.schemes.cells", lambda: [Cell("ELC-BERT", "compute", "O(T)", "O(T L)", False)]
+    )
+    code, printed, _ = twoaxis(capsys, "--cost")
+    assert code == 0
+    assert "saved bytes, checkpointed, additive" in printed
+    assert "WRONG   ELC-BERT, compute: said O(T); counted O(T L)" in printed
+    assert "not derived from options: what dynamic_window saves and moves" in printed
+    monkeypatch.setattr("twoaxis.verify.scaling.exponents", lambda: [Exponent("scores", "T", 2.0, 1.0)])
+    code, printed, _ = twoaxis(capsys, "--cost", "--json")
+    data = json.loads(printed)
+    assert code == 1
+    assert data["failed"] == 1
+    assert all(row["passed"] and row["stated"] == row["measured"] for row in data["numbers"])
+
+
+def test_costs_are_measured_one_way(capsys):
+    code, _, line = twoaxis(capsys, "--cost", "--dtype", "float32")
+    assert code == 2
+    assert "--cost measures in float32 on the CPU" in line

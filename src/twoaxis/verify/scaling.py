@@ -7,10 +7,9 @@
 | depth read, window K        | O(T K L d)     | states seen by `depth_window(window_blocks=K)` over L blocks   |
 | depth read, full memory     | O(T L^2 d)     | states seen by `depth_window`                                  |
 
-An exponent is the slope of log(work) from one size to its double, taken where edge terms (the first w tokens,
-the first K layers) are under 1 %, so that it can differ from the paper's by
-log2(1.01) at most; the projections, which that table
-leaves out, are beside it with their own exponent in d.
+An exponent is the slope of log(work) from half a size to the size, taken where edge terms (the first w tokens,
+the first K layers) are under 1 %, so that it can differ from the paper's by log2(1.01) at most; the
+projections, which that table leaves out, are beside it with their own exponent in d.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def exponents() -> list[Exponent]:
 
 
 def _slope(count: Callable[[dict[str, int]], int], size: str) -> float:
-    low, high = (count(SIZES | {size: factor * SIZES[size]}) for factor in (1, 2))
+    low, high = (count(SIZES | {size: SIZES[size] // part}) for part in (2, 1))
     return math.log2(high / low)
 
 

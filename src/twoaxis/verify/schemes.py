@@ -2,7 +2,7 @@
 
 Compute is the mixing of one layer (for the standard stream its additions), memory what is live: of the depth
 schemes the state at a block boundary for each token, of attention over a window the cache of one layer.
-Orders are exponents, fitted between a size and its double. Stars for parallelism are taken as an order: more
+Orders are exponents, fitted between half a size and the size. Stars for parallelism are taken as an order: more
 stars, fewer bytes at a pipeline boundary.
 """
 
@@ -139,8 +139,10 @@ def boundary(scheme: Scheme, s: dict[str, int]) -> int:
 
 def orders(scheme: Scheme, count: Callable[[Scheme, dict[str, int]], float]) -> dict[str, float]:
     """The exponent of every size."""
-    base = count(scheme, SIZES)
-    return {size: math.log2(count(scheme, SIZES | {size: 2 * value}) / base) for size, value in SIZES.items()}
+    whole = count(scheme, SIZES)
+    return {
+        size: math.log2(whole / count(scheme, SIZES | {size: value // 2})) for size, value in SIZES.items()
+    }
 
 
 def spell(found: Orders | dict[str, float]) -> str:
