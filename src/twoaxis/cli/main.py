@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "write the report of a comparison again, from its folder",
     "methods": "list the methods of both axes, with options and costs",
     "verify": "show in numbers that the two axes are one operator",
+    "advise": "say which method to take, where, at what price",
 }
 
 

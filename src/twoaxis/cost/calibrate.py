@@ -4,7 +4,9 @@
 |---|---|
 | `copy_curve` | `x.clone()` of arrays from 64 KiB to 256 MiB; bytes read and written |
 | `gemm_curve`, `matrix_tflops` | float32 products of the shapes of small and middle models; bfloat16 at one shape |
-| `launch_us` | a chain of products of one number each with its backward pass, three kernels a link |
+| `launch_us` | forward and backward of a model too small to take time otherwise, over the kernels it launches |
+| `cold_gb_per_s` | products of pairs of small arrays, in turn through many that no cache holds |
+| `batched_tflops` | a 4 x 4 matrix for each token times its four rows of 128 |
 | `softmax_gb_per_s` | a softmax over rows of 512 |
 
 On a CPU seconds are those of the process (other jobs do not count) and one thread runs; on a GPU they are those of
@@ -22,8 +24,9 @@ from pathlib import Path
 import torch
 
 from twoaxis.cost.hardware import Curve, Hardware
+from twoaxis.cost.total import cost
 from twoaxis.errors import InputError
-from twoaxis.model import write_atomically
+from twoaxis.model import Decoder, ModelConfig, write_atomically
 
 COPIES = tuple(1 << power for power in range(16, 29, 2))  # bytes of the array
 PRODUCTS = (
@@ -34,7 +37,8 @@ PRODUCTS = (
     (1024, 512, 2048),
     (2048, 1024, 1024),
 )
-LINKS = 200  # of the chain
+COLD = 1 << 17  # bytes of an array in turn
+POOL = 256  # of them
 SECONDS = 0.06  # of one turn at least
 TURNS = 5
 
@@ -51,7 +55,10 @@ def calibrate(device: str = "cpu") -> Hardware:
         half = 1e-12 * _flops(256, 256, 256) / best(_product(256, 256, 256, device, torch.bfloat16), device)
         rows = torch.randn(512, 512, device=device)
         soft = best(lambda: torch.softmax(rows, dim=-1), device)
-        launch = best(_chain(device), device) / (3 * LINKS)
+        cold = best(_turns(device), device)
+        small, wide = torch.randn(512, 4, 4, device=device), torch.randn(512, 4, 128, device=device)
+        batched = best(lambda: small @ wide, device)
+        launch = _launch(device)
     return Hardware(
         name=f"measured-{device}",
         title=f"this machine's {device}, as measured",
@@ -63,6 +70,8 @@ def calibrate(device: str = "cpu") -> Hardware:
         gemm_curve=products,
         copy_curve=copies,
         softmax_gb_per_s=1e-9 * 2 * rows.nbytes / soft,
+        batched_tflops=1e-12 * 2 * 4 * wide.numel() / batched,
+        cold_gb_per_s=1e-9 * 3 * COLD / cold,
         sources={"all": f"measured by twoaxis advise --measure with torch {torch.__version__}"},
     )
 
@@ -108,6 +117,18 @@ def _products(device: str) -> Curve:
     return tuple(sorted(curve))
 
 
+def _turns(device: str) -> Callable[[], object]:
+    """Products of arrays that were last used long ago, into new ones that take their place."""
+    pool = [torch.ones(COLD // 4, device=device) for _ in range(POOL)]
+    at = [0]
+
+    def run() -> None:
+        at[0] = i = (at[0] + 3) % POOL
+        pool[(i + POOL // 2) % POOL] = pool[i] * pool[(i + 1) % POOL]
+
+    return run
+
+
 def _product(m: int, k: int, n: int, device: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     x, w = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
     return lambda: torch.nn.functional.linear(x, w)
@@ -117,17 +138,15 @@ def _flops(m: int, k: int, n: int) -> float:
     return 2.0 * m * k * n
 
 
-def _chain(device: str) -> Callable[[], object]:
-    """x y y y ..: one kernel forward and two backward a link, on one number."""
-    x, y = (torch.ones(1, device=device, requires_grad=True) for _ in range(2))
-
-    def run() -> object:
-        z = x
-        for _ in range(LINKS):
-            z = z * y
-        return torch.autograd.grad(z, (x, y))
-
-    return run
+def _launch(device: str) -> float:
+    """Seconds of one kernel with all that Python and autograd do around it."""
+    cfg = ModelConfig(vocab_size=8, d_model=8, n_blocks=2, n_heads=1)
+    with torch.random.fork_rng(devices=()):
+        model = Decoder(cfg).to(device)
+    tokens = torch.zeros(1, 3, dtype=torch.int64, device=device)
+    total = cost(cfg, 1, 2)
+    launches = (total.launches_forward or 0) + (total.launches_backward or 0)
+    return best(lambda: model.loss(tokens[:, :-1], tokens[:, 1:]).backward(), device) / launches
 
 
 def _memory(device: str) -> float | None:

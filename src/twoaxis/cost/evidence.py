@@ -6,6 +6,8 @@ contested when something speaks against it, and single when no more than one run
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
@@ -59,6 +61,12 @@ class Result:
         return change if self.better == "higher" else -change
 
     @property
+    def scale(self) -> float:
+        """Parameters as a number, 0 where none are stated: what makes one result weigh more than another."""
+        found = re.match(r"([\d.]+)([MB])", self.parameters or "")
+        return float(found[1]) * {"M": 1e6, "B": 1e9}[found[2]] if found else 0.0
+
+    @property
     def about_price(self) -> bool:
         """Whether it is a result on speed or memory."""
         return any(word in self.metric for word in SPEEDS)
@@ -96,6 +104,12 @@ def about(results: list[Result], method: str) -> list[Result]:
     """The results of a method: those of exactly its spec first, then those of its name."""
     exact = [r for r in results if r.method == method]
     return exact + [r for r in results if r.method != method and r.kind == method.split("(")[0]]
+
+
+def strongest(results: Iterable[Result]) -> Result | None:
+    """The result on quality that weighs most: uncontested before contested, then by the model's size."""
+    numbers = [r for r in results if r.gain is not None and not r.about_price]
+    return max(numbers, key=lambda r: (not r.contested, r.scale), default=None)
 
 
 def _parse(text: str, where: str) -> list[Result]:

@@ -28,8 +28,10 @@ class Hardware:
     memory. link_gb_per_s: to `link_devices` devices around it, in one direction; network_gb_per_s: to others.
     launch_us: microseconds to start one kernel; asynchronous: while the device computes. Units are decimal.
 
-    As measured: gemm_curve: (FLOPs of one product, 1e12 FLOPs a second), in float32; copy_curve: (bytes read and
-    written by one kernel, GB a second); softmax_gb_per_s: bytes read and written by a softmax. Presets have none.
+    As measured, None or empty for presets: gemm_curve: (FLOPs of one float32 product, 1e12 FLOPs a second);
+    batched_tflops: of a small matrix for each token; copy_curve: (bytes read and written by one kernel, GB a
+    second) of arrays that were just used; cold_gb_per_s: of arrays that have left the caches; softmax_gb_per_s:
+    bytes that a softmax reads and writes, and other functions made of exponentials.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Hardware:
     gemm_curve: Curve = ()
     copy_curve: Curve = ()
     softmax_gb_per_s: float | None = None
+    batched_tflops: float | None = None
+    cold_gb_per_s: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def matrix_rate(self, dtype: str, flops: float = math.inf) -> float:
@@ -59,12 +63,12 @@ class Hardware:
         measured = _at(self.gemm_curve, flops) if dtype == "float32" else None
         return 1e12 * (measured or rate)
 
-    def memory_rate(self, nbytes: float = math.inf) -> float:
-        """Bytes a second of a kernel that moves `nbytes`."""
+    def memory_rate(self, nbytes: float = math.inf, cold: bool = False) -> float:
+        """Bytes a second of a kernel that moves `nbytes`, just used or `cold`."""
         rate = _at(self.copy_curve, nbytes) or self.memory_gb_per_s
         if rate is None:
             raise InputError(f"{self.name} has no known memory bandwidth; add memory_gb_per_s to its file")
-        return 1e9 * rate
+        return 1e9 * min(rate, self.cold_gb_per_s or rate) if cold else 1e9 * rate
 
     def send_rate(self, devices: int) -> float | None:
         """Bytes a second between neighbours in a group of so many devices; None if it is unknown."""
@@ -88,7 +92,7 @@ class Hardware:
         for key, value in data.items():
             if key not in known:
                 raise InputError(f"{where}: a machine has no field {key!r}; {nearest(str(key), known)}")
-            if key.endswith(("_s", "_gb", "_us", "_devices")) and value is not None:
+            if key.endswith(("_s", "_gb", "_us", "_devices", "batched_tflops")) and value is not None:
                 _positive(where, key, value)
         rates = data.get("matrix_tflops", {})
         for dtype, value in rates.items():

@@ -13,6 +13,7 @@ from twoaxis.study.collect import collect
 from twoaxis.study.curves import charts
 
 TEMPLATE = "report.html.j2"
+STYLE = "page.css"
 
 
 def write_report(folder: str | Path, results: dict[str, Any] | None = None) -> Path:
@@ -40,6 +41,7 @@ def render(folder: Path, results: dict[str, Any]) -> str:
     template = pages.from_string(files("twoaxis.study").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     valid, training = charts(folder, results)
     return template.render(
+        style=Markup(files("twoaxis.study").joinpath(STYLE).read_text(encoding="utf-8")),
         r=results,
         base=results["rows"][0],
         valid=[Markup(chart.svg()) for chart in valid],

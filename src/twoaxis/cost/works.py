@@ -1,0 +1,107 @@
+"""What a device is given to do: kernels as FLOPs, bytes and launches, forward and backward, from a pass's tape.
+
+eager   each step of the plain path is a kernel, or several, as torch runs it
+fused   what lies between two matrix products is one kernel that moves each array once: the limit of a compiler
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from twoaxis.cost.fused import fused
+from twoaxis.tape import Array, Kernel, Tape
+
+Execution = Literal["eager", "fused"]
+NONLINEAR = ("softmax", "log_softmax", "silu", "gelu", "sigmoid", "tanh")
+AGAIN = ("sdpa", "silu", "gelu")  # whose backward pass takes their exponentials again
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One step: FLOPs, bytes moved by `launches` kernels, exponentials, and whether it runs on matrix units.
+
+    batched: it multiplies a small matrix for each token.
+    """
+
+    part: str
+    product: bool
+    flops: int
+    nbytes: int
+    launches: int
+    exponentials: float = 0.0
+    batched: bool = False
+
+
+def works(t: Tape, execution: Execution) -> tuple[list[Work], list[Work]]:
+    """(forward, backward) of a tape."""
+    if execution == "fused":
+        return _fused(t)
+    return [_forward(kernel) for kernel in t.kernels], _backward(t)
+
+
+def _fused(t: Tape) -> tuple[list[Work], list[Work]]:
+    found = fused(t)
+    forward = [Work(f.part, f.product, f.flops_forward, f.bytes_forward, 1) for f in found]
+    backward = [Work(f.part, f.product, f.flops_backward, f.bytes_backward, 1 + f.product) for f in found]
+    return forward, backward
+
+
+def _forward(kernel: Kernel) -> Work:
+    moved = kernel.moved
+    if moved is None:
+        moved = _bytes(kernel.inputs) + _bytes(kernel.outputs)
+    return Work(
+        kernel.part,
+        kernel.product,
+        kernel.flops,
+        moved,
+        kernel.launches,
+        _exponentials(kernel),
+        kernel.name == "matmul",
+    )
+
+
+def _backward(t: Tape) -> list[Work]:
+    """Autograd: a kernel reads its result's gradient and what it kept and writes a gradient for each input that
+    has one; an addition passes its gradient on; the second and later gradients of an array are added to it."""
+    found, reached = [], set[Array]()
+    for kernel in reversed(t.kernels):
+        inputs = [x for x in kernel.inputs if not x.constant]
+        launches = moved = 0
+        if kernel.name != "add":
+            launches = len(inputs) if kernel.product else min(len(inputs), kernel.launches)
+            moved = _bytes(kernel.outputs[:1]) * max(1, launches) + _bytes(kernel.keep) + _bytes(inputs)
+        for x in inputs:
+            if x in reached:
+                launches, moved = launches + 1, moved + 3 * x.nbytes
+            reached.add(x)
+        exponentials = _exponentials(kernel) if kernel.name in AGAIN else 0.0
+        found.append(
+            Work(
+                kernel.part,
+                kernel.product,
+                kernel.flops * kernel.back,
+                moved,
+                launches,
+                exponentials,
+                kernel.name == "matmul",
+            )
+        )
+    return found
+
+
+def _exponentials(kernel: Kernel) -> float:
+    """Of attention over tokens, one a visible pair and head: FLOPs are 4 D of each; and of softmaxes."""
+    if kernel.name == "sdpa":
+        y, lse = kernel.outputs[:2]  # (B, T, H D), (B, H, T)
+        return kernel.flops / (4 * y.numbers / lse.numbers)
+    return (
+        float(kernel.inputs[0].numbers)
+        if kernel.name in ("softmax", "log_softmax") and kernel.inputs
+        else 0.0
+    )
+
+
+def _bytes(arrays: tuple[Array, ...] | list[Array]) -> int:
+    return sum(x.nbytes for x in arrays)
