@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 import twoaxis
 from configurations import Case, depths, tokens
 from twoaxis.depth import named_tensors
-from twoaxis.train.session import allow_graphs
+from twoaxis.train.device import allow_graphs
 
 pytestmark = [  # two warnings of the tracer's own
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

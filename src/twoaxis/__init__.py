@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twoaxis import depth, model, ops, sequence
+    from twoaxis import depth, model, ops, parallel, sequence
     from twoaxis.cost import cost
     from twoaxis.errors import InputError, RunError
     from twoaxis.model import Decoder, ModelConfig, load, save
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = ("depth", "model", "ops", "sequence")
+_ROOMS = ("depth", "model", "ops", "parallel", "sequence")
 _HOMES = {
     "cost": "cost",  # the functions of rooms of that name, reached by `from twoaxis.cost import ...`
     "train": "train",
@@ -67,6 +67,7 @@ __all__ = [
     "methods",
     "model",
     "ops",
+    "parallel",
     "parse_spec",
     "presets",
     "register",

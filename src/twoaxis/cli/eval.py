@@ -44,8 +44,8 @@ def run(args: Args) -> int:
     """Print the loss of the run's newest checkpoint in bits per byte."""
     from twoaxis.data import check_vocab, tokenize
     from twoaxis.train import evaluate, load_run
+    from twoaxis.train.device import choose_device
     from twoaxis.train.run import run_checkpoint
-    from twoaxis.train.session import choose_device
 
     model, tokenizer, cfg = load_run(args.run)
     texts = _texts(args.data, cfg)

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream, qkv_index
 from twoaxis.depth.dca_trace import DCATrace
+from twoaxis.depth.grn import GRN
 from twoaxis.depth.history import History, largest_boundary, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import gated_mix, mix
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -139,9 +138,6 @@ class DCA(Connection, Reader):
         self.key_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.takes_qkv else None
         self.value_norm = RMSNorm(layout.d_model, layout.norm_eps) if self.takes_qkv else None
 
-    def wants(self, index: int) -> bool:
-        return True
-
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         assert self.grn is not None
         return self.grn(sources)
@@ -172,30 +168,6 @@ class DCA(Connection, Reader):
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return DCAStream(cfg, layout)
-
-
-class GRN(nn.Module):
-    """A generalised residual network: `reads` mixtures of n sources.
-
-    b (reads, n, d), or (reads, n) in v1, starts at 1; w (reads, d), v3 alone, at 0; gain (d,), of the
-    score's norm and shared by the reads, at 1.
-    """
-
-    def __init__(self, cfg: Any, layout: Layout, n_sources: int, reads: int) -> None:
-        super().__init__()
-        d = layout.d_model
-        self.norm_eps = layout.norm_eps if cfg.gate_norm else None
-        self.b = nn.Parameter(torch.ones((reads, n_sources) if cfg.grn == "v1" else (reads, n_sources, d)))
-        self.w = nn.Parameter(torch.zeros(reads, d)) if cfg.grn == "v3" else None
-        self.gain = nn.Parameter(torch.ones(d)) if cfg.gate_norm else None
-
-    def forward(self, sources: History) -> tuple[Tensor, ...]:
-        """The mixtures of all n sources, each like a source; or what some, by their index, add to them."""
-        b = self.b if len(sources) == self.b.shape[1] else self.b[:, list(sources.index)]
-        if self.w is None:
-            return tuple(mix(sources.sources, row) for row in b)
-        w = self.w if self.gain is None else self.w * self.gain
-        return gated_mix(sources.sources, b, w, norm_eps=self.norm_eps)
 
 
 def sources_of(state: State) -> History:
@@ -232,9 +204,6 @@ class DCAStream(Stream, Reader):
         self.cfg = cfg
         self.grn = GRN(cfg, layout, cfg.n_sources(layout.n_blocks + 1), reads=1)
         self.number = layout.n_blocks if cfg.k is None else None
-
-    def wants(self, index: int) -> bool:
-        return True
 
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         return self.grn(sources)

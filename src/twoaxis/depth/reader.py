@@ -27,9 +27,9 @@ class Reader(ABC):
     weights: ClassVar[str]  # the parameter, or the module, that holds W_n
     number: int | None = None
 
-    @abstractmethod
     def wants(self, index: int) -> bool:
-        """Whether it reads the source of this depth index."""
+        """Whether it reads the source of this depth index: every one by default."""
+        return True
 
     @abstractmethod
     def weigh(self, sources: History) -> tuple[Tensor, ...]:

@@ -25,10 +25,9 @@ from twoaxis.parallel.cached import DepthCache
 from twoaxis.parallel.engine import StateStage
 from twoaxis.parallel.gradients import Gradients
 from twoaxis.parallel.plan import Plan
+from twoaxis.parallel.schedule import check_schedule
 from twoaxis.parallel.stage import StageModule, let_go
 from twoaxis.parallel.wire import Wire
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 class Pipeline:
@@ -157,25 +156,6 @@ class Pipeline:
             raise InputError(
                 "the ranks of this pipeline have different plans; start all with the same options"
             )
-
-
-def check_schedule(schedule: str, n_ranks: int, virtual: int, micro_batches: int) -> None:
-    """Refuse a schedule that does not exist or does not fit."""
-    if schedule not in SCHEDULES:
-        raise InputError(f"schedule={schedule!r}: allowed is {', '.join(SCHEDULES)}")
-    if n_ranks < 2:
-        raise InputError(f"a pipeline over {n_ranks} process: give 2 or more (torchrun --nproc-per-node 2)")
-    if virtual < 1 or (virtual > 1) > (schedule != "1f1b"):
-        raise InputError(
-            f"schedule {schedule} with {virtual} stages per rank: 1f1b takes 1, others 1 or more"
-        )
-    if schedule == "1f1b" and micro_batches < n_ranks:
-        raise InputError(f"1f1b over {n_ranks} stages needs as many micro-batches, not {micro_batches}")
-    if schedule == "interleaved" and micro_batches % max(1, micro_batches // n_ranks):
-        raise InputError(
-            f"interleaved over {n_ranks} ranks: {micro_batches} micro-batches are not cut into rounds; "
-            f"give a multiple of {n_ranks}"
-        )
 
 
 def _schedule(name: str, stages: list[StateStage], micro_batches: int, loss: Any) -> Any:

@@ -10,8 +10,8 @@ from twoaxis.study.budgets import flat
 from twoaxis.study.collect import run_folder
 from twoaxis.study.grid import Study
 from twoaxis.train import TrainConfig
+from twoaxis.train.device import choose_device
 from twoaxis.train.run import RunFolder
-from twoaxis.train.session import choose_device
 
 
 def check_inputs(cfg: TrainConfig) -> None:

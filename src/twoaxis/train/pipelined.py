@@ -22,7 +22,7 @@ from torch import Tensor
 from twoaxis.data import Batch
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder
-from twoaxis.parallel import Pipeline, Plan, check_schedule, plan_pipeline
+from twoaxis.parallel import Plan, check_schedule, plan_pipeline
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.precision import Master, computing_in
 
@@ -76,6 +76,8 @@ class Pipelined:
     """The pipeline of a run, and what its processes tell each other besides. `model` loses what others hold."""
 
     def __init__(self, cfg: TrainConfig, model: Decoder, device: torch.device) -> None:
+        from twoaxis.parallel import Pipeline
+
         self.master: Master | None = None
         self.pipeline = Pipeline(
             model,

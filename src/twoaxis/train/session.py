@@ -20,6 +20,7 @@ from twoaxis.model import Decoder, load_weights, read_safetensors, token_loss
 from twoaxis.model.files import weights_of
 from twoaxis.train.checkpoint import newest_checkpoint, save_checkpoint
 from twoaxis.train.config import TrainConfig
+from twoaxis.train.device import allow_graphs, choose_device
 from twoaxis.train.evaluation import evaluate
 from twoaxis.train.optimizer import Optimizer, clip_gradients
 from twoaxis.train.pipelined import Pipelined, processes
@@ -213,32 +214,6 @@ def run_to_the_end(model: Decoder, tokens: Tensor, segments: Tensor | None) -> t
         return model(tokens, segments=segments), None
     logits, states = model(tokens, segments=segments, return_states=True)
     return logits, states[f"block.{model.cfg.n_blocks}"]
-
-
-def allow_graphs(n_blocks: int) -> None:
-    """Let torch keep a few graphs for each block of a compiled model (training, validation, a short row).
-
-    Blocks that are alike share them, but a history is longer in each block, and beyond torch's limit of 8
-    the other blocks would run uncompiled.
-    """
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, 4 * n_blocks)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, limits.recompile_limit)
-
-
-def choose_device(name: str) -> torch.device:
-    """The torch device that a configuration names; InputError if it is not there."""
-    if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        return found or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device {name!r} cannot be used ({str(error).splitlines()[0]}); try auto or cpu"
-        ) from None
-    return device
 
 
 def last_good(folder: Path) -> str:

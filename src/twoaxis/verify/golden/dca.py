@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, build
-from twoaxis.depth.dca import DCA, GRN, DCAStream
+from twoaxis.depth.dca import DCA, DCAStream
+from twoaxis.depth.grn import GRN
 from twoaxis.depth.history import History
 from twoaxis.ops import local_attention
 from twoaxis.types import Context, Layout, Reads
