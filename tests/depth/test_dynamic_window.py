@@ -133,6 +133,17 @@ def test_a_dropped_state_changes_no_gradient(monkeypatch):
     torch.testing.assert_close(*found, rtol=0, atol=1e-13)
 
 
+def test_a_row_that_is_not_finite_leaves_the_others_alone():
+    """With NaN in one row no window is known to be the widest, so all states stay in."""
+    model, tokens = decoder("dynamic_window(window_blocks=3)"), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    alone = model(tokens[:1])
+    with torch.no_grad():
+        model.embedding.weight[5] = math.nan
+    logits = model(tokens)[..., :5]  # tied: NaN is a logit too
+    torch.testing.assert_close(logits[:1], alone[..., :5], rtol=1e-12, atol=1e-12)
+    assert logits[1, 1:].isnan().all()
+
+
 @pytest.mark.parametrize(("options", "most"), [("window_blocks=3", 3), ("window_blocks=3, ramp_blocks=4", 6)])
 def test_keeps_at_most_the_window_and_its_ramp(options, most):
     stream, _ = build(f"dynamic_window({options})", 4, [["mlp"]] * 9)

@@ -171,7 +171,8 @@ class SoftWindow(nn.Module):
         with full_precision(h):
             K = 1 + (self.most - 1) * self.scores(h).squeeze(-1).sigmoid()
             if K.numel() and K.device.type != "meta" and not torch.compiler.is_compiling():
-                n = min(n, math.ceil(R + K.max().item() - 1))
+                widest = K.max().item()
+                n = min(n, math.ceil(R + widest - 1)) if math.isfinite(widest) else n
             return K, [K.new_zeros(()), *(_log((R + K - 1 - z) / R) for z in range(1, n))]
 
 
