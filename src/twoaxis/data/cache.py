@@ -2,26 +2,17 @@
 
 import hashlib
 import logging
-import os
 import re
 from pathlib import Path
 
 from twoaxis.data.corpora import Corpus
 from twoaxis.data.tokenizer import Tokenizer
 from twoaxis.data.tokens import VERSION, TokenFile, tokenize
+from twoaxis.folders import cache_folder
+
+__all__ = ["cache_folder", "prepare"]
 
 log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path | None:
-    """`$TWOAXIS_CACHE`, else `~/.cache/twoaxis`, else None where there is no home folder."""
-    given = os.environ.get("TWOAXIS_CACHE")
-    if given:
-        return Path(given)
-    try:
-        return Path("~/.cache/twoaxis").expanduser()
-    except RuntimeError:
-        return None
 
 
 def prepare(

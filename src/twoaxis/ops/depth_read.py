@@ -6,9 +6,10 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from . import few_tokens
+from . import choice, few_tokens
 from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
 from .first_order import first_order
+from .native.depth_read import NativeRead, covers
 from .precision import compute_dtype, few, full_precision
 from .token_read import Options, TokenRead
 
@@ -68,8 +69,13 @@ def depth_read(
     options = Options(key_norm_eps, scale, normalize, heads, output_eps, return_weights)
     rows = None if bias is None else _bias_rows(bias, sources[0])
     result: tuple[Tensor, Tensor]
+    library = None
+    if covers(options, sources) and not few(sources):
+        library = choice.kernel("depth_read", sources, (query, key_gain, output_gain, rows))
     if few(sources):
         result = few_tokens.depth_read(options, query, key_gain, output_gain, rows, sources)
+    elif library is not None:
+        result = NativeRead.apply(library, options, query, key_gain, output_gain, rows, *sources)
     else:
         result = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
     if not return_weights:

@@ -1,0 +1,85 @@
+"""Which way an operator is computed: the one place that reads TWOAXIS_BACKEND.
+
+    plain      PyTorch's own operations; always works
+    compiled   the plain equation under torch.compile, for operators that have it
+    native     C++ kernels, compiled on first use, for CPU tensors of float32 or bfloat16
+    auto       native where it covers a call and can be built, else plain (the default)
+
+A call that a kernel does not cover is computed plainly under every name. Kernels that were asked for and cannot be
+built are an error; under auto they are one logged line.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+BACKENDS = ("auto", "native", "compiled", "plain")
+log = logging.getLogger(__name__)
+_found: dict[str, "ctypes.CDLL | str"] = {}  # a kernel's library, or why there is none
+_noted: set[str] = set()
+
+
+def requested() -> str:
+    """The value of TWOAXIS_BACKEND, "auto" if it is not set. Raises InputError for an unknown one."""
+    name = os.environ.get("TWOAXIS_BACKEND") or "auto"
+    if name not in BACKENDS:
+        raise InputError(f"TWOAXIS_BACKEND={name!r}: give one of {', '.join(BACKENDS)}")
+    return name
+
+
+def kernel(name: str, data: Sequence[Tensor], others: Sequence[Tensor | None] = ()) -> ctypes.CDLL | None:
+    """The library that computes this call, or None: compute it plainly.
+
+    All must be plain CPU tensors, and `data` of one dtype, float32 or bfloat16. Tracers and observers of torch's
+    operations (torch.compile, functorch, FLOP counters) would see none in a kernel, so they get the plain path.
+    """
+    if torch.compiler.is_compiling() or data[0].dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if (
+        any(x.dtype != data[0].dtype for x in data)
+        or not all(map(_ordinary, (*data, *others)))
+        or _observed()
+    ):
+        return None
+    choice = requested()
+    return None if choice in ("plain", "compiled") else library(name, required=choice == "native")
+
+
+def library(name: str, required: bool = False) -> ctypes.CDLL | None:
+    """A kernel's library, built at the first call; None, after one logged line, or InputError where it cannot be."""
+    from .native.build import UnavailableError
+    from .native.build import library as built
+
+    if name not in _found:
+        try:
+            _found[name] = built(name)
+        except UnavailableError as reason:
+            _found[name] = str(reason)
+    found = _found[name]
+    if not isinstance(found, str):
+        return found
+    if required:
+        raise InputError(f"TWOAXIS_BACKEND=native: {found}, or use 'auto' or 'plain'")
+    if found not in _noted:
+        _noted.add(found)
+        log.warning("operators run as plain PyTorch: %s", found)
+    return None
+
+
+def _ordinary(x: Tensor | None) -> bool:
+    """Whether a tensor's memory may be read behind torch's back."""
+    return x is None or (type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.layout == torch.strided)
+
+
+def _observed() -> bool:
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state()
+    )

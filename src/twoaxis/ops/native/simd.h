@@ -1,0 +1,180 @@
+// Vectors of W floats by the extensions that GCC and Clang share: one source for AVX-512, AVX2 and less.
+//
+// Sums are kept in float32; bfloat16 is converted on load and rounded to nearest even on store. No address needs
+// to be aligned. `n` < W handles the rest of a row: missing entries load as 0 and are not stored.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#ifdef __AVX512F__
+constexpr int W = 16;
+#else
+constexpr int W = 8;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE vf all(float x) { return x - vf{}; }  // -0 + 0 would lose its sign, x - 0 does not
+
+INLINE vf load(const float* p) {
+  vf x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+INLINE vf load(const bf16* p) {
+  vh x;
+  memcpy(&x, p, sizeof x);
+  return (vf)(__builtin_convertvector(x, vu) << 16);
+}
+
+INLINE vu rounded(vf x) {
+  vu u = (vu)x;
+  return x == x ? u + 0x7fff + ((u >> 16) & 1) : u | 0x400000;  // a carry would turn NaN into infinity
+}
+
+INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
+
+INLINE void store(bf16* p, vf x) {
+  vh out = __builtin_convertvector(rounded(x) >> 16, vh);
+  memcpy(p, &out, sizeof out);
+}
+
+template <class T>
+INLINE vf load(const T* p, int n) {
+  if (n >= W) return load(p);
+  T part[W] = {};
+  memcpy(part, p, n * sizeof(T));
+  return load(part);
+}
+
+template <class T>
+INLINE void store(T* p, vf x, int n) {
+  if (n >= W) return store(p, x);
+  T part[W];
+  store(part, x);
+  memcpy(p, part, n * sizeof(T));
+}
+
+INLINE float sum(vf x) {
+  typedef float v4 __attribute__((vector_size(16)));
+  v4 y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+#ifdef __AVX512F__
+  y += __builtin_shufflevector(x, x, 8, 9, 10, 11) + __builtin_shufflevector(x, x, 12, 13, 14, 15);
+#endif
+  y += __builtin_shufflevector(y, y, 2, 3, 0, 1);
+  return y[0] + y[1];
+}
+
+// Two vectors at a time, for 2 W neighbours of a row. Those of bfloat16 come as the even and the odd ones, which
+// costs one operation each; `arrange` puts float32 neighbours into the same order.
+constexpr int W2 = 2 * W;
+INLINE int whole(int n) { return (n + W2 - 1) / W2 * W2; }
+
+INLINE void load2(const float* p, vf* x) { x[0] = load(p), x[1] = load(p + W); }
+
+INLINE void load2(const bf16* p, vf* x) {
+  vu u;
+  memcpy(&u, p, sizeof u);
+  x[0] = (vf)(u << 16), x[1] = (vf)(u & 0xffff0000);
+}
+
+INLINE void store2(float* p, const vf* x) { store(p, x[0]), store(p + W, x[1]); }
+
+INLINE void store2(bf16* p, const vf* x) {
+  vu u = (rounded(x[0]) >> 16) | (rounded(x[1]) & 0xffff0000);
+  memcpy(p, &u, sizeof u);
+}
+
+template <class T>
+INLINE void load2(const T* p, int n, vf* x) {
+  if (n >= W2) return load2(p, x);
+  T part[W2] = {};
+  memcpy(part, p, n * sizeof(T));
+  load2(part, x);
+}
+
+template <class T>
+INLINE void store2(T* p, const vf* x, int n) {
+  if (n >= W2) return store2(p, x);
+  T part[W2];
+  store2(part, x);
+  memcpy(p, part, n * sizeof(T));
+}
+
+// step(j, rest) for each pair of vectors of a row of n; `rest` is the constant W2 but for the last one's part.
+template <class F>
+INLINE void pairs(int n, F step) {
+  int j = 0;
+  for (; j + W2 <= n; j += W2) step(j, W2);
+  if (j < n) step(j, n - j);
+}
+#define STEP [&](int j, int rest) __attribute__((always_inline))
+
+INLINE int place(const float*, int j) { return j; }
+INLINE int place(const bf16*, int j) { return j / W2 * W2 + j % 2 * W + j % W2 / 2; }
+
+template <class T>  // T: the rows that `to` will meet
+static void arrange(const float* from, int n, float* to) {
+  for (int j = 0; j < whole(n); j++) to[place((T*)nullptr, j)] = j < n ? from[j] : 0;
+}
+
+INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+
+INLINE float largest(vf x) {
+  float top = x[0];
+  for (int i = 1; i < W; i++) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+// e^x to 2 ulp of float32 for x <= 88; 0 below -87, as for a masked score.
+INLINE vf exponential(vf x) {
+  vf clamped = larger(x, all(-88.0f));
+  vf n = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+  vi power = (vi)n - 0x4b400000;
+  n -= 12582912.0f;
+  vf r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  vf y = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + (r + 1.0f);
+  vf scaled = (vf)((vi)y + (power << 23));
+  return x < -87.0f ? vf{} : scaled;
+}
+
+// Memory of a call that frees itself; null where there is none.
+struct Buffer {
+  float* at;
+  explicit Buffer(size_t floats) : at((float*)aligned_alloc(64, (floats * 4 + 64) / 64 * 64)) {}
+  ~Buffer() { free(at); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+};
+
+// Runs work(k, n) for k = 0 .. n-1, each on its own thread; without OpenMP's machinery if n = 1, which is all that
+// a forked child can count on. An exception must not leave `work`.
+template <class F>
+static void parallel(int n, F work) {
+  if (n <= 1) return work(0, 1);
+#ifdef _OPENMP
+#pragma omp parallel num_threads(n)
+  work(omp_get_thread_num(), omp_get_num_threads());
+#else
+  work(0, 1);
+#endif
+}
