@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from twoaxis import ModelConfig
 from twoaxis.cli.main import main
-from twoaxis.verify import duality
+from twoaxis.ops import choice
+from twoaxis.verify import backends, duality
 from twoaxis.verify.cost import SMALL
 from twoaxis.verify.scaling import Exponent
 from twoaxis.verify.schemes import Cell
@@ -139,3 +140,49 @@ def test_costs_are_measured_one_way(capsys):
     code, _, line = twoaxis(capsys, "--cost", "--dtype", "float32")
     assert code == 2
     assert "--cost measures in float32 on the CPU" in line
+
+
+def test_backends_table_and_json_agree(capsys):
+    code, out, err = twoaxis(capsys, "--backends")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[-1].startswith("all ")
+    code, out, _ = twoaxis(capsys, "--backends", "--json")
+    said = json.loads(out)
+    assert (code, said["failed"], said["requested"]) == (0, 0, "auto")
+    assert len(said["rows"]) + len(said["used"]) == len(lines) - 3
+    assert {(row["operator"], row["backend"]) for row in said["rows"]} == {
+        ("depth_read", "plain"),
+        ("depth_read", "native"),
+        ("local_attention", "blocked"),
+        ("local_attention", "sdpa"),
+        ("local_attention", "native"),
+    }
+    assert all(row["missing"] or 0 < row["error"] <= row["bound"] for row in said["rows"])
+    assert {use["backend"] for use in said["used"] if use["call"].startswith("float64")} <= {
+        "plain",
+        "blocked",
+        "sdpa",
+    }
+
+
+@pytest.mark.parametrize("requested", ["auto", "native"])
+def test_a_backend_that_is_not_here_fails_only_if_asked_for(capsys, monkeypatch, requested):
+    monkeypatch.setattr(choice, "_found", dict.fromkeys(("depth_read", "local_attention"), "no compiler"))
+    monkeypatch.setattr(choice, "_noted", set())
+    monkeypatch.setenv("TWOAXIS_BACKEND", "plain")
+    with choice.requesting(requested):
+        rows = backends.backends()
+        missing = [row for row in rows if row.missing]
+        assert {row.backend for row in missing} == {"native"}
+        assert [row.passed for row in missing] == [requested == "auto"] * len(missing)
+    code, out, _ = twoaxis(capsys, "--backends")
+    assert code == 0
+    assert "not here" in out
+
+
+def test_a_wrong_backend_is_exit_code_1(capsys, monkeypatch):
+    monkeypatch.setattr(backends, "_error", lambda *_: 0.5)
+    code, out, _ = twoaxis(capsys, "--backends")
+    assert code == 1
+    assert out.splitlines()[-1].endswith("FAILED")

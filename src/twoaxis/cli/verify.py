@@ -27,6 +27,8 @@ class Args:
     """Replay the golden vectors under this folder (pairs of .json and .safetensors) instead."""
     cost: bool = False
     """Measure every number of the cost model over the registry, and fit its exponents, instead."""
+    backends: bool = False
+    """Check every backend of the operators against its reference instead, and say which is used for what."""
     device: str = "cpu"
     """Device of the duality's check, e.g. cpu, cuda, mps."""
     dtype: str = "float64"
@@ -43,6 +45,10 @@ def run(args: Args) -> int:
         from twoaxis.cli.verify_cost import cost
 
         return cost(args)
+    if args.golden is not None and args.backends:
+        raise InputError("--golden and --backends are two checks: give one of them")
+    if args.backends:
+        return backends(args)
     return golden(args) if args.golden is not None else duality(args)
 
 
@@ -82,6 +88,34 @@ def golden(args: Args) -> int:
     if count["ok"] + count["FAILED"] == 0:
         raise InputError(f"none of the {len(results)} cases in {args.golden} could be run")
     return 1 if count["FAILED"] else 0
+
+
+def backends(args: Args) -> int:
+    """Every backend in one table, and the calls that each takes."""
+    from twoaxis.ops import choice
+    from twoaxis.verify.backends import backends as rows_of
+    from twoaxis.verify.backends import uses
+
+    if args.device != "cpu" or args.dtype != "float64":
+        raise InputError("--backends runs on the CPU in every dtype; leave out --device and --dtype")
+    requested, rows = choice.requested(), rows_of()
+    failed = sum(not row.passed for row in rows)
+    if args.json:
+        listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
+        used = [asdict(use) for use in uses()]
+        _print_json({"requested": requested, "failed": failed, "rows": listed, "used": used})
+        return 1 if failed else 0
+    lines = [f"{'':8}  {'error / bound':>15}  operator         backend  dtype"]
+    for row in rows:
+        verdict = "FAILED" if not row.passed else "pass" if row.error is not None else "not here"
+        reason = f": {row.missing}" if row.missing else ""
+        ratio = _ratio(row.error, row.bound)
+        lines.append(f"{verdict:8}  {ratio:>15}  {row.operator:15}  {row.backend:7}  {row.dtype}{reason}")
+    lines.append(f"used for what, with TWOAXIS_BACKEND={requested}:")
+    lines += [f"  {use.operator:15}  {use.backend:8}  {use.call}" for use in uses()]
+    lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")
+    _print_lines(lines)
+    return 1 if failed else 0
 
 
 def _show_rows(rows: list[Row], args: Args, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Which way an operator is computed: the one place that reads TWOAXIS_BACKEND.
 
     plain      PyTorch's own operations; always works
-    compiled   the plain equation under torch.compile, for operators that have it
+    compiled   the same, for models under torch.compile, which never meet a kernel: their eager parts do not either
     native     C++ kernels, compiled on first use, for CPU tensors of float32 or bfloat16
     auto       native where it covers a call and can be built, else plain (the default)
 
@@ -12,7 +12,8 @@ built are an error; under auto they are one logged line.
 import ctypes
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -33,12 +34,31 @@ def requested() -> str:
     return name
 
 
-def kernel(name: str, data: Sequence[Tensor], others: Sequence[Tensor | None] = ()) -> ctypes.CDLL | None:
+@contextmanager
+def requesting(name: str) -> Iterator[None]:
+    """TWOAXIS_BACKEND for a while, for checks and measurements."""
+    before = os.environ.get("TWOAXIS_BACKEND")
+    os.environ["TWOAXIS_BACKEND"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TWOAXIS_BACKEND"]
+        else:
+            os.environ["TWOAXIS_BACKEND"] = before
+
+
+def kernel(
+    name: str, data: Sequence[Tensor], others: Sequence[Tensor | None] = (), required: bool = False
+) -> ctypes.CDLL | None:
     """The library that computes this call, or None: compute it plainly.
 
     All must be plain CPU tensors, and `data` of one dtype, float32 or bfloat16. Tracers and observers of torch's
     operations (torch.compile, functorch, FLOP counters) would see none in a kernel, so they get the plain path.
+    `required`: whatever TWOAXIS_BACKEND says, the kernel or an error.
     """
+    if required and not torch.compiler.is_compiling():
+        return _demanded(name, data, others)
     if torch.compiler.is_compiling() or data[0].dtype not in (torch.float32, torch.bfloat16):
         return None
     if (
@@ -65,11 +85,29 @@ def library(name: str, required: bool = False) -> ctypes.CDLL | None:
     if not isinstance(found, str):
         return found
     if required:
-        raise InputError(f"TWOAXIS_BACKEND=native: {found}, or use 'auto' or 'plain'")
+        raise InputError(f"the native backend was asked for: {found}, or ask for 'auto' or 'plain'")
     if found not in _noted:
         _noted.add(found)
         log.warning("operators run as plain PyTorch: %s", found)
     return None
+
+
+def _demanded(name: str, data: Sequence[Tensor], others: Sequence[Tensor | None]) -> ctypes.CDLL | None:
+    if not _fits(data, others):
+        x = data[0]
+        raise InputError(
+            f"backend='native' runs plain CPU tensors of float32 or bfloat16, not {x.dtype} on {x.device}: use 'auto'"
+        )
+    return None if _observed() else library(name, required=True)
+
+
+def _fits(data: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
+    dtype = data[0].dtype
+    return (
+        dtype in (torch.float32, torch.bfloat16)
+        and all(x.dtype == dtype for x in data)
+        and all(map(_ordinary, (*data, *others)))
+    )
 
 
 def _ordinary(x: Tensor | None) -> bool:

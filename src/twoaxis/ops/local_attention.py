@@ -3,12 +3,13 @@
 from torch import Tensor
 
 from ..errors import InputError
-from . import reference
+from . import choice, reference
 from .backends import blocked, flash, flex, sdpa
 from .backends.plan import kept_keys
 from .checks import check_attention
+from .native import local_attention as native
 
-BACKENDS = ("auto", "reference", "blocked", "sdpa", "flex", "flash", "varlen")
+BACKENDS = ("auto", "reference", "blocked", "native", "sdpa", "flex", "flash", "varlen")
 _SMALL = 64  # up to so many keys in all a masked SDPA call is no slower than blocks
 
 
@@ -46,26 +47,31 @@ def local_attention(
         backend: "auto", or one of
             "reference": dense mask, differentiable twice;
             "blocked": every option, O(T window) work, saves only its inputs; first-order gradients;
+            "native": the C++ kernel, on a CPU in float32 or bfloat16, without sink_tokens, position_bias and reach;
             "sdpa": torch's kernels, with segments and sink_tokens only; a window costs a (Tq, Tk) mask.
             "flex": FlexAttention, with segments or sink_tokens; on a CPU without gradients;
             "flash", "varlen": flash-attention, torch.nn.attention.varlen: with segments only, on a GPU in
             float16 or bfloat16.
-            auto takes sdpa for full attention, one query or at most 64 keys if it has every option asked for;
-            else flash or varlen for a bare window where they run; else blocked.
+            auto takes native where it has the options (unless TWOAXIS_BACKEND says otherwise) and there are more
+            than 64 keys and several queries; else sdpa for full attention, one query or at most 64 keys if it has
+            every option asked for; else flash or varlen for a bare window where they run; else blocked.
 
     Raises:
         InputError: for a window that is not a positive integer or None, for shapes, dtypes or head counts
             that do not fit, and for a backend that lacks an option.
     """
     window = check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
-    plain = sink_logits is None and position_bias is None and reach is None
-    backend = _choose(backend, q, k.shape[2], window, plain, segments, sink_tokens)
+    backend = choose(backend, q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
     if backend == "reference":
         return reference.local_attention(
             q, k, v, window, scale=scale, segments=segments, sink_logits=sink_logits, sink_tokens=sink_tokens,
             position_bias=position_bias, reach=reach,
         )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if backend == "native":
+        library = choice.kernel("local_attention", (q, k, v), (segments, sink_logits), required=True)
+        if library is not None:  # None under a tracer, which would see no kernel
+            return native.attend(library, q, k, v, window, scale, segments, sink_logits)
     if backend == "sdpa":
         out = sdpa.attend(q, k, v, window, scale, segments, sink_tokens)
     elif backend == "flex":
@@ -82,23 +88,35 @@ def local_attention(
     return out.masked_fill(padded[:, None, :, None], 0.0)
 
 
-def _choose(
+def choose(
     backend: str,
     q: Tensor,
-    Tk: int,
+    k: Tensor,
+    v: Tensor,
     window: int | None,
-    plain: bool,
-    segments: Tensor | None,
-    sink_tokens: int,
+    segments: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    sink_tokens: int = 0,
+    position_bias: Tensor | None = None,
+    reach: Tensor | None = None,
 ) -> str:
+    """The backend that computes a checked call: `backend` itself, or what "auto" takes."""
     if backend not in BACKENDS:
         raise InputError(f"backend={backend!r}: give one of {', '.join(BACKENDS)}")
-    if backend not in ("auto", "reference", "blocked"):
+    covered = native.covers(q, sink_tokens, position_bias, reach)
+    plain = sink_logits is None and position_bias is None and reach is None
+    if backend == "native":
+        _only(backend, covered, "sink_tokens, position_bias or reach, and no heads of more than 256")
+    elif backend not in ("auto", "reference", "blocked"):
         _only(backend, plain, "sink_logits, position_bias or reach")
     if backend != "auto":
         return backend
+    worth = covered and native.pays(q, k, window)
+    if worth and choice.kernel("local_attention", (q, k, v), (segments, sink_logits)) is not None:
+        return "native"
+    Tq, Tk = q.shape[2], k.shape[2]
     searched = segments is not None and sink_tokens > 0  # sdpa would look for sinks in the whole row
-    small = not searched and (q.shape[2] == 1 or kept_keys(q.shape[2], Tk, window) <= _SMALL)
+    small = not searched and (Tq == 1 or kept_keys(Tq, Tk, window) <= _SMALL)
     if plain and (small or window is None or window >= Tk):
         return "sdpa"
     if plain and segments is None and not sink_tokens and flash.fits(q):

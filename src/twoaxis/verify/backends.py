@@ -1,0 +1,159 @@
+"""Every backend of an operator against the operator's reference in float64, and which one is used for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twoaxis.errors import InputError
+from twoaxis.ops import choice, depth_read, local_attention, reference
+from twoaxis.ops.local_attention import choose
+from twoaxis.ops.native import depth_read as native_read
+
+TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+BOUNDS = {
+    "float64": 1e-12,
+    "float32": 1e-5,
+}  # of what is rounded inside; results in bfloat16 are rounded once more
+
+
+@dataclass(frozen=True)
+class BackendRow:
+    """One backend of one operator in one dtype: its largest error in outputs and gradients, or why it is not here."""
+
+    operator: str
+    backend: str
+    dtype: str
+    error: float | None
+    bound: float
+    missing: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """A backend that is not here has not failed, unless TWOAXIS_BACKEND asks for it."""
+        if self.error is None:
+            return choice.requested() != self.backend
+        return self.error <= self.bound
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a kind of call is computed by under the present TWOAXIS_BACKEND."""
+
+    operator: str
+    call: str
+    backend: str
+
+
+def backends() -> list[BackendRow]:
+    """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
+    return [*_reads(), *_attentions()]
+
+
+def uses() -> list[Use]:
+    """Which backend takes which calls here."""
+    return [*_read_uses(), *_attention_uses()]
+
+
+def _reads() -> Iterator[BackendRow]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(33,), (33,), (33,), *[(3, 43, 33)] * 7]
+    exact_inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    def call(
+        read: Callable[..., Tensor], query: Tensor, key: Tensor, out: Tensor, *sources: Tensor
+    ) -> Tensor:
+        return read(query, sources, key_gain=key, output_gain=out, output_eps=1e-6)
+
+    for backend in ("plain", "native"):
+        for name, dtype in TYPES.items():
+            if (backend, name) == ("native", "float64"):
+                continue
+            inputs = [x.to(dtype) for x in exact_inputs]
+            bound = BOUNDS.get(name, 1e-5 + 2.0**-8)
+            with choice.requesting(backend):
+                missing = _missing("depth_read") if backend == "native" else ""
+                error = None if missing else _error(depth_read, reference.depth_read, inputs, call)
+            yield BackendRow("depth_read", backend, name, error, bound, missing)
+
+
+def _attentions() -> Iterator[BackendRow]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, 129, 24), (2, 2, 129, 24), (2, 2, 129, 24)]
+    exact_inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    def errors(backend: str, inputs: list[Tensor]) -> float:
+        def call(window: int | None) -> Callable[..., Tensor]:
+            return lambda f, q, k, v: f(q, k, v, window, backend=backend)
+
+        return max(_error(local_attention, reference.local_attention, inputs, call(w)) for w in (31, None))
+
+    for name, dtype in TYPES.items():
+        inputs = [x.to(dtype) for x in exact_inputs]
+        torchs = errors("sdpa", inputs)
+        bound = BOUNDS.get(name, 1.05 * torchs)  # in bfloat16 no worse than torch's own kernel
+        for backend in ("blocked", "sdpa", "native"):
+            missing = _missing("local_attention") if backend == "native" else ""
+            if (backend, name) != ("native", "float64"):
+                error = None if missing else errors(backend, inputs)
+                yield BackendRow("local_attention", backend, name, error, bound, missing)
+
+
+def _read_uses() -> Iterator[Use]:
+    for dtype in TYPES.values():
+        for heads in (1, 2):
+            sources = (torch.zeros(2, 9, 8, dtype=dtype),) * 2
+            covered = native_read.covers(
+                native_read.Options(1e-6, 1.0, "softmax", heads, None, False), sources
+            )
+            found = choice.kernel("depth_read", sources) if covered else None
+            what = f"{_short(dtype)}, {heads} head{'s' * (heads > 1)}"
+            yield Use("depth_read", what, "plain" if found is None else "native")
+
+
+def _attention_uses() -> Iterator[Use]:
+    kinds = {"window 64 of 512": (512, 512, 64), "full causal, 512": (512, 512, None)}
+    kinds |= {"one query against 512 keys": (1, 512, 64), "48 keys": (48, 48, 16)}
+    for dtype in TYPES.values():
+        for what, (Tq, Tk, window) in kinds.items():
+            q, k = torch.zeros(1, 2, Tq, 64, dtype=dtype), torch.zeros(1, 2, Tk, 64, dtype=dtype)
+            yield Use("local_attention", f"{_short(dtype)}, {what}", choose("auto", q, k, k, window))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _error(
+    fast: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    call: Callable[..., Tensor],
+) -> float:
+    """Largest difference of output and gradients, relative to max(1, largest entry), from float64's."""
+    found = _results(lambda *x: call(fast, *x), inputs)
+    exact = _results(lambda *x: call(plain, *x), [x.double() for x in inputs])
+    scaled = [
+        ((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item()
+        for a, b in zip(found, exact, strict=True)
+    ]
+    return max(scaled)
+
+
+def _results(f: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = f(*leaves)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+
+
+def _missing(name: str) -> str:
+    """Why a kernel is not here, "" if it is."""
+    try:
+        choice.library(name, required=True)
+    except InputError as reason:
+        return str(reason)
+    return ""
