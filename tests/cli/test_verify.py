@@ -154,6 +154,8 @@ def test_backends_table_and_json_agree(capsys):
     assert {(row["operator"], row["backend"]) for row in said["rows"]} == {
         ("depth_read", "plain"),
         ("depth_read", "native"),
+        ("delta_rewrite", "plain"),
+        ("delta_rewrite", "native"),
         ("local_attention", "blocked"),
         ("local_attention", "sdpa"),
         ("local_attention", "native"),
@@ -168,7 +170,9 @@ def test_backends_table_and_json_agree(capsys):
 
 @pytest.mark.parametrize("requested", ["auto", "native"])
 def test_a_backend_that_is_not_here_fails_only_if_asked_for(capsys, monkeypatch, requested):
-    monkeypatch.setattr(choice, "_found", dict.fromkeys(("depth_read", "local_attention"), "no compiler"))
+    monkeypatch.setattr(
+        choice, "_found", dict.fromkeys(("depth_read", "delta_rewrite", "local_attention"), "no compiler")
+    )
     monkeypatch.setattr(choice, "_noted", set())
     monkeypatch.setenv("TWOAXIS_BACKEND", "plain")
     with choice.requesting(requested):

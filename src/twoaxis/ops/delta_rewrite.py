@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import choice
 from .checks import check_rewrite
 from .first_order import first_order
+from .native import delta_rewrite as native
 from .precision import cast, compute_dtype, full_precision
 
 
@@ -27,10 +29,17 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
     """
     expanded = check_rewrite(state, direction, value, gate)
     lead, m = direction.shape[:-1], state.shape[-1] if expanded else 1
-    v, beta = value.reshape(*lead, m), gate.reshape(*lead, 1)
+    inputs = (state, direction, value.reshape(*lead, m), gate.reshape(*lead, 1))
     if not torch.is_grad_enabled():
-        return _rewritten(eps, state, direction, v, beta)
-    out: Tensor = _Rewrite.apply(eps, state, direction, v, beta)
+        return _rewritten(eps, *inputs)
+    library = None
+    if native.covers(state, direction, m):
+        library = choice.kernel("delta_rewrite", (state,), inputs[1:])
+    out: Tensor
+    if library is not None:
+        out = native.NativeRewrite.apply(library, eps, *inputs)
+    else:
+        out = _Rewrite.apply(eps, *inputs)
     return out
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from twoaxis.errors import InputError
-from twoaxis.ops import choice, depth_read, local_attention, reference
+from twoaxis.ops import choice, delta_rewrite, depth_read, local_attention, reference
 from twoaxis.ops.local_attention import choose
+from twoaxis.ops.native import delta_rewrite as native_rewrite
 from twoaxis.ops.native import depth_read as native_read
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -50,12 +51,12 @@ class Use:
 
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    return [*_reads(), *_attentions()]
+    return [*_reads(), *_rewrites(), *_attentions()]
 
 
 def uses() -> list[Use]:
     """Which backend takes which calls here."""
-    return [*_read_uses(), *_attention_uses()]
+    return [*_read_uses(), *_rewrite_uses(), *_attention_uses()]
 
 
 def _reads() -> Iterator[BackendRow]:
@@ -68,6 +69,27 @@ def _reads() -> Iterator[BackendRow]:
     ) -> Tensor:
         return read(query, sources, key_gain=key, output_gain=out, output_eps=1e-6)
 
+    yield from _plain_and_native("depth_read", depth_read, reference.depth_read, exact_inputs, call)
+
+
+def _rewrites() -> Iterator[BackendRow]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 43, 33, 4), (3, 43, 33), (3, 43, 4), (3, 43)]
+    exact_inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    def call(rewrite: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        return rewrite(*inputs, 1e-5)
+
+    yield from _plain_and_native("delta_rewrite", delta_rewrite, reference.delta_rewrite, exact_inputs, call)
+
+
+def _plain_and_native(
+    operator: str,
+    fast: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    exact_inputs: Sequence[Tensor],
+    call: Callable[..., Tensor],
+) -> Iterator[BackendRow]:
     for backend in ("plain", "native"):
         for name, dtype in TYPES.items():
             if (backend, name) == ("native", "float64"):
@@ -75,9 +97,9 @@ def _reads() -> Iterator[BackendRow]:
             inputs = [x.to(dtype) for x in exact_inputs]
             bound = BOUNDS.get(name, 1e-5 + 2.0**-8)
             with choice.requesting(backend):
-                missing = _missing("depth_read") if backend == "native" else ""
-                error = None if missing else _error(depth_read, reference.depth_read, inputs, call)
-            yield BackendRow("depth_read", backend, name, error, bound, missing)
+                missing = _missing(operator) if backend == "native" else ""
+                error = None if missing else _error(fast, plain, inputs, call)
+            yield BackendRow(operator, backend, name, error, bound, missing)
 
 
 def _attentions() -> Iterator[BackendRow]:
@@ -112,6 +134,15 @@ def _read_uses() -> Iterator[Use]:
             found = choice.kernel("depth_read", sources) if covered else None
             what = f"{_short(dtype)}, {heads} head{'s' * (heads > 1)}"
             yield Use("depth_read", what, "plain" if found is None else "native")
+
+
+def _rewrite_uses() -> Iterator[Use]:
+    for dtype in TYPES.values():
+        for m in (1, 3, 4):
+            state, direction = torch.zeros(2, 9, 8, m, dtype=dtype), torch.zeros(2, 9, 8, dtype=dtype)
+            covered = native_rewrite.covers(state, direction, m)
+            found = choice.kernel("delta_rewrite", (state,), (direction,)) if covered else None
+            yield Use("delta_rewrite", f"{_short(dtype)}, m={m}", "plain" if found is None else "native")
 
 
 def _attention_uses() -> Iterator[Use]:
