@@ -1,6 +1,7 @@
 """Operators against their plain forms, torch's own kernels and the machine's copy limit.
 
-    python benchmarks/operators.py [--rounds 5] [--only depth window full] [--dtype float32] [--json FILE]
+    python benchmarks/operators.py [--rounds 5] [--only depth window full] [--tokens 2048 8192]
+        [--dtype float32] [--json FILE]
 
 One thread. In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up
 round does not count. Reported: the median over rounds of CPU time, and of its ratio to that of the first contender in
@@ -104,12 +105,12 @@ def attention(B: int, T: int, window: int | None, dtype: torch.dtype) -> Iterato
     yield f"{name}, forward + backward", {who: both(f, inputs) for who, f in fs.items()}
 
 
-def cases(only: list[str], dtype: torch.dtype) -> Iterator[Case]:
+def cases(only: list[str], tokens: list[int], dtype: torch.dtype) -> Iterator[Case]:
     if "depth" in only:
         yield from depth(dtype)
     if "window" in only:
-        yield from attention(1, 2048, 64, dtype)
-        yield from attention(1, 8192, 64, dtype)
+        for T in tokens:
+            yield from attention(1, T, 64, dtype)
     if "full" in only:
         yield from attention(4, 512, None, dtype)
 
@@ -145,6 +146,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=["depth", "window", "full"])
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[2048, 8192], help="lengths of the window's rows"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -158,7 +162,7 @@ def main() -> None:
         "load": os.getloadavg(), "allocator": "keeps memory", "threads": 1, "time": "CPU time of the process",
         "rounds": args.rounds, "dtype": args.dtype, "ratios are": "median, min, max", "cases": {},
     }  # fmt: skip
-    for name, runs in cases(args.only, getattr(torch, args.dtype)):
+    for name, runs in cases(args.only, args.tokens, getattr(torch, args.dtype)):
         report["cases"][name] = measure(runs, args.rounds)  # type: ignore[index]
         print(name, json.dumps(report["cases"][name], indent=1), flush=True)  # type: ignore[index]
     if args.json:
