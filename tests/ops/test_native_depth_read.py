@@ -121,15 +121,11 @@ def test_threads_change_rounding_at_most(dtype):
     assert all(error(a, b) <= 1e-6 + torch.finfo(dtype).eps / 2 for a, b in zip(one, two, strict=True))
 
 
-def test_without_gradients_too(counting):
-    """The few tokens of a decoding step; NaN and infinity stay what they are in bfloat16."""
+def test_not_a_number_stays_what_it_is_in_bfloat16(counting):
     library = counting("depth_read")
     sources = [randn(2, 3, 6, dtype=torch.bfloat16) for _ in range(3)]
     sources[1][0, 0, 0], sources[2][1, 2, 3] = torch.nan, torch.inf
-    with torch.no_grad():
-        found = depth_read(
-            randn(6, dtype=torch.bfloat16) * 0, sources, key_norm_eps=None, normalize="sigmoid"
-        )
+    found = depth_read(randn(6, dtype=torch.bfloat16) * 0, sources, key_norm_eps=None, normalize="sigmoid")
     exact = sum(x.double() for x in sources) / 2
     assert library.calls == ["depth_read_forward"]
     assert found[0, 0, 0].isnan()
@@ -150,6 +146,16 @@ def test_what_the_kernel_does_not_cover_is_plain(backend, counting, monkeypatch)
         depth_read(query, single)
     assert library.calls == []
     depth_read(query, single)
+    assert library.calls == ["depth_read_forward"]
+
+
+@torch.no_grad()
+def test_a_decoding_step_is_left_to_its_own_path(counting):
+    library = counting("depth_read")
+    query = randn(6, dtype=torch.float32)
+    depth_read(query, (randn(2, 1, 6, dtype=torch.float32),) * 3)
+    assert library.calls == []
+    depth_read(query, (randn(2, 9000, 6, dtype=torch.float32),) * 3)
     assert library.calls == ["depth_read_forward"]
 
 

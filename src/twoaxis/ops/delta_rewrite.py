@@ -35,11 +35,10 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
     library = None
     if native.covers(state, direction, m):
         library = choice.kernel("delta_rewrite", (state,), inputs[1:])
-    out: Tensor
     if library is not None:
-        out = native.NativeRewrite.apply(library, eps, *inputs)
-    else:
-        out = _Rewrite.apply(eps, *inputs)
+        rewritten: Tensor = native.NativeRewrite.apply(library, eps, *inputs)
+        return rewritten
+    out: Tensor = _Rewrite.apply(eps, *inputs)
     return out
 
 
