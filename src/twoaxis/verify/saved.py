@@ -12,12 +12,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from twoaxis.model import Decoder
+from twoaxis.ops import choice
 
 
 def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
     """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
 
-    With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them.
+    With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them. Operators run
+    plainly: a configuration cannot know whether a machine has their kernels.
     """
     own = {_place(p) for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
@@ -33,7 +35,8 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
 
     watched = [block.register_forward_pre_hook(enter) for block in model.blocks]
     try:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+        with choice.requesting("plain"), hooks:
             loss = model.loss(tokens, targets)
     finally:
         for handle in watched:
