@@ -151,6 +151,16 @@ def test_keeps_at_most_the_window_and_its_ramp(options, most):
     assert held == [min(n + 1, most) for n in range(9)] + [1]
 
 
+def test_expected_depth_knows_no_dropout():
+    cfg = twoaxis.ModelConfig(depth="dynamic_window", n_blocks=3, dropout=0.5, **SIZES)
+    model = twoaxis.Decoder(cfg)
+    with torch.no_grad():
+        model.blocks[2].connections[0].chooser.weight.fill_(1.0)
+    first, second = (twoaxis.expected_depth(model, rows(model)) for _ in range(2))
+    assert first == second
+    assert model.training
+
+
 def test_expected_depth_is_reported():
     model = decoder("dynamic_window(window_blocks=4)")
     set_choices(model, 0.0)  # every token in the middle of what there is, or of the window

@@ -143,8 +143,13 @@ def test_no_tokens():
         (4, "gave 4 at block 0: allowed is 1 to 3"),
         (lambda block, positions: positions, "gave 0 at block 0"),
         (lambda block, positions: positions.float() + 1, r"gave torch.float32 at block 0: allowed is int64"),
+        (
+            lambda block, positions: torch.ones(2, dtype=torch.int64),
+            r"shape \(2,\) at block 0: allowed is one number",
+        ),
+        (lambda block, positions: torch.ones(2, 1, dtype=torch.int64), r"\(2, 1\) .* \(13,\) or \(2, 13\)"),
     ],
-    ids=["0", "True", "2.0", "wider", "tensor with 0", "floats"],
+    ids=["0", "True", "2.0", "wider", "tensor with 0", "floats", "too few", "one a row"],
 )
 def test_refuses_windows_that_are_none(rule, said):
     model = model_of("depth_window(window_blocks=3)")

@@ -96,6 +96,14 @@ def test_refuses(spec, given, said):
         freeze_axes(decoder(spec), **given)
 
 
+def test_refuses_to_freeze_by_no_token():
+    # a mean over nothing is no share
+    padding = torch.full((2, 9), -1)
+    for tokens, segments in ((rows(), padding), (rows(0), None), (rows()[:0], None)):
+        with pytest.raises(twoaxis.InputError, match=r"block 0 has no share .* give one token or more"):
+            freeze_axes(decoder(), tokens, segments=segments)
+
+
 @pytest.fixture
 def run_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))

@@ -43,6 +43,22 @@ def test_the_term_is_a_mean_over_targets_however_rows_are_batched():
     assert apart[1] == pytest.approx(START)
 
 
+def test_recomputing_holds_with_a_term():
+    """history="recompute" keeps its promise for a method with a term: every block runs again for backward."""
+    found, calls = [], []
+    for history in ("full", "recompute"):
+        torch.manual_seed(0)
+        fields = {"vocab_size": 20, "d_model": 12, "n_heads": 2, "n_blocks": 3, "depth": METHOD}
+        model = twoaxis.Decoder(twoaxis.ModelConfig(**fields, history=history))
+        run = []
+        model.blocks[1].register_forward_hook(lambda *_, run=run: run.append(1))
+        found.append(gradients(model, [batch_of(3, 7)], 0.5))
+        calls.append(len(run))
+    assert calls == [1, 2]
+    assert found[0][:2] == found[1][:2]
+    torch.testing.assert_close(found[0][2], found[1][2], rtol=0, atol=0)
+
+
 def test_windows_shrink_under_the_term(tiny, tmp_path):
     fields = {"n_blocks": 3, "depth": METHOD}
     shares = []

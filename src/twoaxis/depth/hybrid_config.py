@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,6 +78,11 @@ class HybridConfig(DepthConfig):
             )
         letters = []
         for block, share in enumerate(shares):
+            if share is not None and math.isnan(share):
+                raise InputError(
+                    f"block {block} has no share of the sequence to freeze by (nan): give one token or more that is no "
+                    "padding, and a model whose numbers are finite"
+                )
             before = self.letter(block)
             after = before if share is None else "S" if share >= 0.5 else "D"
             if before not in ("B", after):

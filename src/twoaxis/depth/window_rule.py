@@ -29,7 +29,14 @@ def narrowed(states: States, block: int, ctx: Context, limit: int | None) -> tup
         return states[-_checked(window, block, limit) :], None
     if window.dtype != torch.int64:
         raise InputError(f"the depth window's rule gave {window.dtype} at block {block}: allowed is int64")
-    window = window.expand(states[-1].shape[:-1])
+    rows, length = states[-1].shape[:-1]
+    if tuple(window.shape) not in ((), (length,), (rows, length)):
+        shape = tuple(window.shape)
+        raise InputError(
+            f"the depth window's rule gave shape {shape} at block {block}: allowed is one number for each token, "
+            f"({length},) or {(rows, length)}"
+        )
+    window = window.expand(rows, length)
     if not torch.compiler.is_compiling() and window.numel():  # reads numbers off the device
         low, high = (_checked(int(end), block, limit) for end in window.aminmax())
         states = states[-high:]

@@ -93,19 +93,28 @@ class Decoder(nn.Module):
 
     def run(self, tokens: Tensor, ctx: Context, return_states: bool = False, last: int | None = None) -> Any:
         """The second half of `forward`, on tensors alone; with a cache, `cache.advance` has to follow."""
-        embedded = self.embedding(tokens).to(self.state_dtype)
         states: dict[str, Any] | None = {} if return_states else None
-        x: Tensor
-        if self.recomputes and self.training and ctx.cache is None and not return_states:
-            x = checkpoint(self._through, embedded, ctx, None, use_reentrant=False)
-        else:
-            x = self._through(embedded, ctx, states)
-        read = x if last is None else x[:, max(0, x.shape[1] - last) :]
-        logits = self.head(read.to(self.head.weight.dtype))
+        x, _ = self.to_the_end(tokens, ctx, states)
+        logits = self.logits(x if last is None else x[:, max(0, x.shape[1] - last) :])
         return logits if states is None else (logits, {**states, "final": x})
 
-    def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> Tensor:
-        """From embeddings to what the head reads, both (B, T, d); the state at each boundary goes into `states`."""
+    def to_the_end(
+        self, tokens: Tensor, ctx: Context, states: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Any]:
+        """What the head reads (B, T, d), and the state after the last block; those at all boundaries into `states`."""
+        embedded = self.embedding(tokens).to(self.state_dtype)
+        if self.recomputes and self.training and ctx.cache is None and states is None:
+            ended: tuple[Tensor, Any] = checkpoint(self._through, embedded, ctx, None, use_reentrant=False)
+            return ended
+        return self._through(embedded, ctx, states)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, T, V), of what the head reads."""
+        read: Tensor = self.head(x.to(self.head.weight.dtype))
+        return read
+
+    def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> tuple[Tensor, Any]:
+        """From embeddings (B, T, d) to what `to_the_end` gives."""
         state = self.stream.open(embedded, ctx)
         if states is not None:
             states["block.0"] = state
@@ -116,7 +125,7 @@ class Decoder(nn.Module):
                 state = block(state, ctx)
             if states is not None:
                 states[f"block.{index + 1}"] = state
-        return self.stream.close(state, ctx)
+        return self.stream.close(state, ctx), state
 
     def loss(self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats over targets that are not -100, in float32; 0 when there are none."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.errors import InputError
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.generate import evaluating
 from twoaxis.types import DepthRule
 
 
@@ -43,9 +44,10 @@ def depth_windows(model: Decoder, rule: DepthRule) -> Iterator[None]:
 def expected_depth(model: Decoder, tokens: Tensor, *, segments: Tensor | None = None) -> list[float | None]:
     """How many block states, the current one included, each block reads on average over tokens (B, T).
 
-    None for a block that does not choose. Padding, segments of -1, is left out.
+    None for a block that does not choose. In evaluation mode. Padding, segments of -1, is left out.
     """
-    _, states = model(tokens, segments=segments, return_states=True)
+    with evaluating(model):
+        _, states = model(tokens, segments=segments, return_states=True)
     ctx = model.context(tokens, segments)
     means: list[float | None] = []
     for index, block in enumerate(model.blocks):

@@ -212,8 +212,8 @@ def run_to_the_end(model: Decoder, tokens: Tensor, segments: Tensor | None) -> t
     """Logits, and the state after the last block for a method that has a loss term of its own."""
     if not model.cfg.depth_config().loss_term:
         return model(tokens, segments=segments), None
-    logits, states = model(tokens, segments=segments, return_states=True)
-    return logits, states[f"block.{model.cfg.n_blocks}"]
+    x, last = model.to_the_end(tokens, model.context(tokens, segments))
+    return model.logits(x), last
 
 
 def last_good(folder: Path) -> str:
