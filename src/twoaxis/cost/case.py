@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twoaxis.cost.evidence import Result, strongest
 from twoaxis.cost.rows import Point, Row
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ def against(advice: Advice) -> list[str]:
     if not numbers:
         found.append("no published number says that it is better than the standard Transformer")
     elif all(r.single for r in numbers):
-        found.append(
-            f"no published gain states more than one run; the largest is {max(numbers, key=_gain).words()}"
-        )
+        found.append(f"no published gain states more than one run; the weightiest: {_weightiest(numbers)}")
     found += [f"contested: {r.contested} ({r.source})" for r in quality if r.contested and r not in numbers]
     if chosen.overhead > 0:
         found.append(
@@ -39,15 +38,15 @@ def _against_standard(advice: Advice) -> list[str]:
     """The case against staying with the standard model: the best gain among what was turned down."""
     turned = [t.row for t in advice.trials[:-1]]
     numbers = [r for row in turned for r in row.evidence if r.gain is not None and not r.about_price]
-    if not numbers:
+    best = strongest(numbers)
+    if best is None:
         return ["nothing that was turned down has a published number"]
-    return [
-        f"{r.method} was turned down for its price here, yet: {r.words()}" for r in [max(numbers, key=_gain)]
-    ]
+    return [f"turned down here, yet published for {best.method}: {best.words()}"]
 
 
-def _gain(result: object) -> float:
-    return getattr(result, "gain", None) or 0.0
+def _weightiest(results: list[Result]) -> str:
+    best = strongest(results)
+    return best.words() if best else "none"
 
 
 def _paper_measured_dearer(chosen: Row) -> list[str]:
