@@ -43,6 +43,35 @@ def test_full_attention_residuals_read_every_source_once():
     assert backward == [3 * s + 1 for s in range(2, 10)]
 
 
+def test_gradients_are_added_to_where_a_summand_is_read_elsewhere():
+    """Block n of ELC-BERT: A = f(norm(x_n)), F = f(norm(x_n + A)), h_n = A + F, x_{n+1} of h_0 .. h_n."""
+    counted = near(routing("elc_bert", 6, ("mlp(hidden=8)",) * 2))
+    # inside: x_n and A read, the input written; backward: its gradient, x_n and A, from which the sum is made
+    # again, that of x_n written, that of A, which h_n has begun, read and written
+    assert counted[0::2] == [(3, 7)] + [(3, 6)] * 5  # x_1 is h_0, whose sum has begun too
+    # between: A, F and n sources read, h_n, x_{n+1} and its norm written; backward: the gradients of these
+    # three, n + 1 sources and x_{n+1}, one gradient that A and F share, and those of n sources. The last h_n
+    # is read here alone, so it is not written but made again, of A and F; the other sources' sums begin here
+    assert [f for f, _ in counted[1::2]] == [n + 5 for n in range(1, 5)] + [5 + 4]
+    assert [b for _, b in counted[1::2]] == [3 * n + 6 for n in range(1, 5)] + [2 * 5 + 6]
+
+
+def test_denseformer_reads_every_block_output_once():
+    counted = near(routing("denseformer", 7))
+    # y, Y_{n-1} and X_0 .. X_{n-1} read, X_n, Y_n and its norm written; Y_0 is X_0
+    assert [f for f, _ in counted] == [5] + [n + 5 for n in range(2, 7)]
+    # three gradients, X_0 .. X_n and Y_n read, one gradient written for y and Y_{n-1}, n sums read and written
+    assert [b for _, b in counted] == [9] + [3 * n + 6 for n in range(2, 7)]
+
+
+def test_block_attention_residuals_read_sums_of_blocks_and_the_open_one():
+    # methods: n + 3 + (G - 1) / G on average, but that the first output of a block is its open sum already
+    counted = near(routing("attnres(block_sublayers=4)", 13))
+    assert [f for f, _ in counted] == [n + extra for n in (1, 2, 3) for extra in (2, 4, 4, 4)]
+    # the input's gradient, sources read, their sums read and written; the open sum's is begun one sublayer later
+    assert [b for _, b in counted] == [3 * n + 4 for n in (1, 2, 3) for _ in range(4)]
+
+
 @pytest.mark.parametrize("K", [2, 3, 4])
 def test_a_window_reads_its_states_and_no_others(K):
     # K - 1 older states and the branch read, the new state and the input written, K + 2; and the mixed x,

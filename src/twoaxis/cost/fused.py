@@ -36,8 +36,8 @@ def fused(t: Tape) -> list[Fused]:
         for root in {x.root for kernel in group for x in kernel.inputs}:
             users[root].append(number)
     ends = {x.root for _, state in t.boundaries[-1:] for x in state}
-    touched: set[object] = set()  # gradients that hold a sum already
-    made = [_limit(group, n, users, ends, touched) for n, group in reversed(list(enumerate(groups)))]
+    held: dict[Array, object] = {}  # the sum so far of each array's gradient; equal ones are one
+    made = [_limit(group, n, users, ends, held) for n, group in reversed(list(enumerate(groups)))]
     return made[::-1]
 
 
@@ -51,7 +51,11 @@ def _groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
 
 
 def _limit(
-    group: list[Kernel], number: int, users: dict[Array, list[int]], ends: set[Array], touched: set[object]
+    group: list[Kernel],
+    number: int,
+    users: dict[Array, list[int]],
+    ends: set[Array],
+    held: dict[Array, object],
 ) -> Fused:
     made = {x.root for kernel in group for x in kernel.outputs}
     read = list(dict.fromkeys(x for kernel in group for x in kernel.inputs if x.root not in made))
@@ -59,25 +63,40 @@ def _limit(
     product = group[0].product
     forward = _bytes(read) + _bytes(out or group[-1].outputs[:1])
     stored = made.intersection(out)
-    needed = {x for kernel in group for x in kernel.keep if x.root in stored or x.root not in made}
-    backward = _bytes(out) * (2 if product else 1) + _bytes(needed)
-    for name, x in _gradients(group, read).items():
-        backward += x.nbytes * (2 if name in touched else 1)
-        touched.add(name)
+    backward = _bytes(out) * (2 if product else 1) + _bytes(_needed(group, made - stored))
+    written: dict[object, object] = {}
+    for x, name in _gradients(group, read, stored).items():
+        part_of = held.get(x), name
+        if part_of not in written:
+            written[part_of] = object()
+            backward += x.nbytes * (2 if x in held else 1)
+        held[x] = written[part_of]
     part = next((k.part for k in group if k.part == "depth"), group[0].part)
     flops = sum(kernel.flops for kernel in group)
     back = sum(kernel.flops * kernel.back for kernel in group)
     return Fused(part, product, flops, back, forward, backward)
 
 
-def _gradients(group: list[Kernel], read: list[Array]) -> dict[object, Array]:
-    """The gradients to write, by name: those of summands are one."""
+def _needed(group: list[Kernel], lost: set[Array]) -> set[Array]:
+    """What is kept and stored, and of what is kept and lost what it is made from again."""
+    needed: set[Array] = set()
+    again: set[Array] = set()
+    for kernel in reversed(group):
+        remade = again.intersection(x.root for x in kernel.outputs)
+        for x in (*kernel.keep, *(kernel.inputs if remade else ())):
+            (again if x.root in lost else needed).add(x.root if x.root in lost else x)
+    return needed
+
+
+def _gradients(group: list[Kernel], read: list[Array], stored: set[Array]) -> dict[Array, object]:
+    """What is read and has a gradient, with that gradient's name: arrays that are only summed share one."""
     names: dict[Array, object] = {}
     for kernel in reversed(group):
-        if kernel.name == "add":
-            name = names.get(kernel.outputs[0], ("gradient", kernel.outputs[0]))
-            names |= dict.fromkeys(kernel.inputs, name)
-    return {names.get(x, x): x for x in read if not x.constant}
+        made = kernel.outputs[0]
+        name = made if made in stored else names.get(made, made)
+        for x in kernel.inputs:
+            names[x] = x if kernel.name != "add" or x in names else name
+    return {x: names[x] for x in read if not x.constant}
 
 
 def _bytes(arrays: Sequence[Array] | set[Array]) -> int:
