@@ -75,7 +75,10 @@ def test_long_context_takes_the_local_window_and_the_full_read(decided):
     assert found["depth-retrieval"].choice.point == Point("attnres")
 
 
-def test_a_cpu_has_no_room_for_more_products(decided):
+def test_a_cpu_has_no_room_for_more_products_and_launches(decided):
+    one = dataclasses.replace(SCENES["cpu"][3], batch_size=1)
+    small = advise(request("cpu", "shortcut", load=one), table=False)
+    assert ("ddl", "price", "launches") in small.reasons  # they hide behind nothing there
     found = decided["cpu"]["local-mixing"]
     assert (found.trials[0].row.point.name, "price", "arithmetic") in found.reasons
     assert found.choice.point.before in (("short_conv",), ("token_shift",))

@@ -200,7 +200,7 @@ def dearest(own: Row, base: Row) -> str:
         "arithmetic": a.arithmetic - b.arithmetic,
         "memory": a.memory - b.memory,
         "sending": (a.tensor + a.sequence + a.send) - (b.tensor + b.sequence + b.send),
-        "launches": max(0.0, a.launch - max(a.device, b.launch)),
+        "launches": max(0.0, a.launch - max(a.device if a.hides_launches else 0.0, b.launch)),
     }
     return max(grown, key=lambda name: grown[name])
 

@@ -60,7 +60,8 @@ class Step:
 
     seconds: all. device, launch: of one micro-batch on one stage; arithmetic, memory: the device's, by what limits
     each kernel. tensor, sequence: sending that is not hidden. send: one boundary's, one way. bubble: share of the
-    step in which a stage waits. exposed: gradients' all-reduce beyond the backward pass. bound: what limits it.
+    step in which a stage waits. exposed: gradients' all-reduce beyond the backward pass. hides_launches: behind the
+    device. bound: what limits it.
     """
 
     seconds: float
@@ -75,6 +76,7 @@ class Step:
     exposed: float
     sent_bytes: int
     launches: int
+    hides_launches: bool
 
     @property
     def bound(self) -> str:
@@ -82,7 +84,7 @@ class Step:
         held = {
             "arithmetic": self.arithmetic,
             "memory": self.memory,
-            "launches": self.launch if self.launch > self.device else 0.0,
+            "launches": 0.0 if self.hides_launches and self.launch <= self.device else self.launch,
             "sending": self.tensor + self.sequence + max(0.0, self.send - self.device),
         }
         return max(held, key=lambda name: held[name])
@@ -183,6 +185,7 @@ def predict(
         exposed=exposed,
         sent_bytes=sent,
         launches=both.launches,
+        hides_launches=machine.asynchronous,
     )
 
 
