@@ -139,6 +139,8 @@ def _stack(case: Case, block_sublayers: int | None) -> None:
     known = [d for mark, d in DIALECTS.items() if case.names(f"param.layers.0.{mark}.")]
     if len(known) != 1:
         raise NotRun(f"unknown names of parameters: {', '.join(case.names('param.layers.0.'))}")
+    if known[0] is DIALECTS["attn_norm"] and block_sublayers is not None and block_sublayers % 2:
+        raise NotRun(f"block_size_sublayers={block_sublayers} ends inside a layer; allowed is 1 or even")
     dialect, n_sublayers = known[0], meta["sublayers"] if "sublayers" in meta else 2 * meta["L"]
     names = [dialect.sublayer(s) for s in range(n_sublayers)]
     expected = [f"param.{n}" for group in (*names, dialect.final) for n in group]

@@ -29,11 +29,11 @@ def feed(core: Mixer, x: Tensor, lengths: Sequence[int], cache: Cache | None = N
         raise NotRun(f"feeds {list(lengths)} are not {x.shape[1]} tokens")
     cache = cache_of(core, x) if cache is None else cache
     pieces = []
-    for piece in x.split(list(lengths), dim=1):
+    for piece in x.split(list(lengths), dim=1) if lengths else ():
         documents, positions = cache.begin(piece.shape[1], None, None)
         pieces.append(core(Reads(piece), Context(documents, positions, cache)))
         cache.advance(piece.shape[1])
-    return torch.cat(pieces, dim=1)
+    return torch.cat([x[:, :0], *pieces], dim=1)
 
 
 def documents(starts: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ def replay(case: Case) -> None:
 
 def _build(case: Case, sublayers: int = 1, **options: Any) -> tuple[MHCStream, list[MHC]]:
     hyper = case.meta["hyper"]
+    if hyper["n"] == 1:
+        raise NotRun("one stream is not mixed: a recorded mixing of it has no parameters here")
     options = {"streams": hyper["n"], "eps": float(hyper.get("eps", hyper.get("pre_eps", 0.0))), **options}
     options |= {"write_scale": float(hyper["post_mult"])} if "post_mult" in hyper else {}
     if hyper.get("sinkhorn_iters") is not None:

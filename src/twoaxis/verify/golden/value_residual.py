@@ -22,6 +22,8 @@ def replay(case: Case) -> None:
     case.only(config, ("layers", "heads", "kv_heads", "head_dim", "mask"))
     if config["mask"] != "causal, additive":
         raise NotRun(f"unknown option 'mask' = {config['mask']!r}")
+    if config["layers"] < 2:
+        raise NotRun("a single attention has nobody to share its values with")
     count, sizes = config["layers"], {"n_heads": config["heads"], "n_kv_heads": config["kv_heads"]}
     method = _method(case, count)
     _, blocks = build(method, config["heads"] * config["head_dim"], [["attention"]] * count, **sizes)
