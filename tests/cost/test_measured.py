@@ -13,7 +13,7 @@ from twoaxis.verify.counting import counted_flops
 from twoaxis.verify.saved import saved_bytes
 
 B, T = 2, 13
-UNTRACED = {"dynamic_window", "hybrid"}  # and so they state neither traffic nor saved bytes
+UNTRACED = {"dynamic_window"}  # and so it states neither traffic nor saved bytes
 TRACED = [c for c in configurations.whole() if configurations.method_of(c.depth) not in UNTRACED]
 CASES = [case if case in QUICK else full(case) for case in TRACED]
 BARE = {configurations.Case(name) for name in twoaxis.methods("depth")}

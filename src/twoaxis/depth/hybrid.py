@@ -21,6 +21,7 @@ from twoaxis import spec
 from twoaxis.depth.axis_gate import AxisGate
 from twoaxis.depth.connection import Connection, Core, State, Stream
 from twoaxis.depth.hybrid_config import HybridConfig
+from twoaxis.depth.hybrid_trace import HybridTrace
 from twoaxis.depth.window_read import WindowRead
 from twoaxis.depth.window_rule import narrowed
 from twoaxis.depth.windowed import WindowedStream
@@ -137,3 +138,6 @@ class Hybrid(Connection):
             for block, kinds in enumerate(layout.blocks)
         ]
         return WindowedStream(cfg, layout, shared), blocks
+
+
+Hybrid.Config.trace = HybridTrace

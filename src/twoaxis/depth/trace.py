@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from twoaxis.tape import Array, Tape
 from twoaxis.types import Layout, Reads
 
-Core = Callable[..., Array]  # core(reads) -> y; core(reads, between) reaches inside attention
+Core = Callable[..., Array]  # core(reads) -> y; core(reads, between, before) reaches inside attention
 
 
 class Trace:

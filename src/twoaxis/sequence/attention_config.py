@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from twoaxis.errors import InputError
 from twoaxis.ops import visible_pairs
 from twoaxis.ops.traced import attention
-from twoaxis.sequence.mixer import Between, Place, halo_max, halo_sum
+from twoaxis.sequence.mixer import Before, Between, Place, halo_max, halo_sum
 from twoaxis.sequence.nested import HostConfig, place
 from twoaxis.sequence.rotary import trace_rotation as rotate
 from twoaxis.tape import Array, Tape
@@ -168,7 +168,16 @@ class AttentionConfig(HostConfig):
         flops = 2 * numbers * shape.tokens
         return Cost(parameters=numbers, flops_forward=flops, flops_backward=2 * flops)
 
-    def trace(self, t: Tape, reads: Any, at: Place, between: Between | None = None) -> Array:
+    def trace(
+        self, t: Tape, reads: Any, at: Place, between: Between | None = None, before: Before | None = None
+    ) -> Array:
+        y: Any = self._gathered(t, reads, at, between) if at.options.get("token_read", True) else None
+        y = y if before is None else before(y)
+        y = t.linear(y, at.layout.d_model) if self.output == "linear" else y
+        return t.dropout(y, at.layout.dropout)
+
+    def _gathered(self, t: Tape, reads: Any, at: Place, between: Between | None) -> Array:
+        """What W_o projects, the heads side by side."""
         q, k, v = self._projected(t, reads, at)
         if between is not None:
             q, k, v = between(q, k, v)
@@ -181,10 +190,7 @@ class AttentionConfig(HostConfig):
             q, k, v = (mixed.view(width) for width in widths)
         if rotated := self.rotated(at.layout):
             q, k = rotate(t, (q, k), self.heads(at.layout)[:2], rotated)
-        y = self.read(t, q, k, v, at)
-        if self.output == "linear":
-            y = t.linear(y, at.layout.d_model)
-        return t.dropout(y, at.layout.dropout)
+        return self.read(t, q, k, v, at)
 
     def _projected(self, t: Tape, reads: Any, at: Place) -> tuple[Array, Array, Array | None]:
         """q, k, v, or no v where the depth method supplies it."""

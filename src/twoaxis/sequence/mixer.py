@@ -14,6 +14,9 @@ from twoaxis.tape import Array, Tape
 from twoaxis.types import Context, Cost, Layout, Reads, Shape
 
 Between = Callable[[Array, Array, Array | None], tuple[Array, Array, Array]]  # q, k, v of an attention
+Before = Callable[
+    [Array | None], Array
+]  # what W_o takes, from the heads side by side; None where none are built
 
 
 def halo_sum(*halos: int | None) -> int | None:

@@ -91,7 +91,7 @@ def counted_flops(model: Decoder, tokens: Tensor) -> Flops:
 
 def _hidden(part: Any, batch_size: int, seq_len: int) -> int:
     """What dense attention computes for hidden pairs, and for the zeros that narrow heads are padded with."""
-    if not isinstance(part, SoftmaxAttention):
+    if not isinstance(part, SoftmaxAttention) or not part.token_read:
         return 0
     widths, heads = (part.width, part.value_width), part.n_heads
     dense = 2 * max(widths) * seq_len**2
