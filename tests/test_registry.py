@@ -165,6 +165,20 @@ def test_autocast_keeps_the_state(case: Case) -> None:
     assert 0 < (logits.float() - full).norm() < 0.5 * full.norm()  # some random points magnify rounding
 
 
+def test_weights_in_bfloat16_keep_the_states_dtype(case: Case) -> None:
+    # as training with float32 master weights has them; one step of a loss and of decoding
+    x = tokens(2, 3)
+    model = case.fresh().to(torch.bfloat16)
+    _, states = model(x, return_states=True)
+    states.pop("final")
+    dtypes = {t.dtype for state in states.values() for t in named_tensors(state).values()}
+    assert dtypes == {torch.float32}
+    model.loss(x, x).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    with torch.no_grad():
+        assert model(x, cache=model.new_cache(2)).isfinite().all()
+
+
 def test_copy_is_independent(case: Case) -> None:
     model = case.model()
     twin, before = copy.deepcopy(model), model(tokens())

@@ -79,7 +79,10 @@ class Hybrid(Connection):
                 f"hybrid mixes before an attention's W_o and {type(core).__name__} is none of twoaxis's"
             )
         x = self.stream_of(state)
-        y = core.finish(self.mixed(state, core, ctx)).to(x.dtype)
+        heads = self.mixed(state, core, ctx)
+        for layer in core.output_layers():  # W_o reads its own dtype
+            heads = heads.to(layer.weight.dtype)
+        y = core.finish(heads).to(x.dtype)
         return self.write(state, x, self.gamma.to(x.dtype) * y, ctx)
 
     def mixed(self, state: State, core: SoftmaxAttention, ctx: Context) -> Tensor:
