@@ -69,5 +69,5 @@ def _load(library: str) -> Any:
         return importlib.import_module(library)
     except ImportError:
         raise InputError(
-            f"the logger {library!r} is not installed; pip install 'twoaxis[{library}]', or leave it out"
+            f"the logger {library!r} is not installed; pip install {library}, or leave it out"
         ) from None
