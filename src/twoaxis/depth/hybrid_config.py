@@ -136,7 +136,7 @@ class HybridConfig(DepthConfig):
             sharing="network" if self.shared else "per block",
             injection="gated",
             reads_per_block=1,
-            short_swa="yes, on both axes: w over tokens, K over depth, and a gate between them",
+            short_swa="yes: on both axes, w over tokens, K over depth, and a gate between them",
         )
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
