@@ -92,6 +92,11 @@ def test_every_method_says_what_it_is(axis, name):
         ("sequence", "xyz", "sequence method 'xyz' is unknown; known: "),
         (
             "sequence",
+            "attention,mlp",
+            "cannot read 'attention,mlp' as one method; give several apart: 'attention' 'mlp'",
+        ),
+        (
+            "sequence",
             "short_swa(windw=8)",
             "short_swa has no option 'windw'; did you mean 'window'? known: n_",
         ),

@@ -171,6 +171,9 @@ def _read_call(text: str) -> tuple[str, list[str], dict[str, Any]]:
         raise InputError(wrong) from None
     if isinstance(node, ast.Name):
         return node.id, [], {}
+    if isinstance(node, ast.Tuple):
+        apart = " ".join(repr(ast.unparse(part)) for part in node.elts)
+        raise InputError(f"cannot read {text!r} as one method; give several apart: {apart}")
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise InputError(wrong)
     options: dict[str, Any] = {}

@@ -106,7 +106,7 @@ def test_a_row_that_cannot_be_built_is_refused_first(
         pytest.param(["--match", "width,flops"], ["--match", "'parameters'"], id="match"),
         pytest.param(["--steps", "0"], ["steps=0", "1 or more"], id="steps"),
         pytest.param(["--steps", "-3"], ["steps=-3", "1 or more"], id="negative-steps"),
-        pytest.param(["missing.yaml"], ["missing.yaml"], id="file"),
+        pytest.param(["ddl"], ["no study file ddl", "--depth ddl"], id="file"),
         pytest.param(["--seed", "3"], ["--seed", "--seeds"], id="option"),
     ],
 )

@@ -8,7 +8,8 @@ import zlib
 import pytest
 
 from configurations import depths
-from twoaxis import methods
+from twoaxis import Decoder, InputError, ModelConfig, methods
+from twoaxis.parallel import Pipeline, plan_pipeline
 
 SCHEDULES = {
     "gpipe": {"schedule": "gpipe"},
@@ -21,6 +22,13 @@ SCHEDULES = {
 def turn(depth: str) -> str:
     """One schedule for each method, always the same; one without a cache for those that only have defaults."""
     return list(SCHEDULES)[zlib.crc32(depth.encode()) % len(SCHEDULES)]
+
+
+def test_without_processes_a_pipeline_says_what_it_needs():
+    cfg = ModelConfig(vocab_size=7, d_model=8, n_blocks=1, n_heads=2)
+    plan = plan_pipeline(cfg, n_ranks=1, batch_size=1, seq_len=3)
+    with pytest.raises(InputError, match="init_process_group"):
+        Pipeline(Decoder(cfg), plan, micro_batches=1)
 
 
 # pitfalls, parallel training: "2, 3 and 4 stages ... an uneven layer split, a stage with no layer"

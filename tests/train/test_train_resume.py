@@ -144,6 +144,7 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(tiny, tmp_path, c
     train(cfg, tmp_path / "run", resume=True)
     assert "no complete checkpoint; the run starts from the beginning" in caplog.text
     train(cfg, tmp_path / "new", resume=True)
+    assert "new holds no run to go on with; a new one starts there" in caplog.text
     assert exact_rows(tmp_path / "whole") == exact_rows(tmp_path / "run") == exact_rows(tmp_path / "new")
 
 

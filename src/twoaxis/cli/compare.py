@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from twoaxis.errors import InputError
+
 if TYPE_CHECKING:
     from twoaxis.study import Study
 
@@ -70,6 +72,8 @@ def study_of(args: Args) -> Study:
     """The study that the arguments describe."""
     from twoaxis.study import grid_of, named, preset, read_study, seeds_of, with_steps
 
+    if args.study and not args.study.exists():
+        raise InputError(f"no study file {args.study}; give a YAML file, or methods as --depth {args.study}")
     study = read_study(args.study) if args.study else preset()
     changes: dict[str, Any] = {}
     if args.depth or args.sequence or args.preset:

@@ -108,6 +108,10 @@ Args = dataclasses.make_dataclass(
         ("pipeline_plan", PlanOnly, dataclasses.field(default=False)),
         *_flags(),
     ],
+    namespace={
+        "__doc__": "Train one model. What a flag does not set comes from --config, then from the model that --init "
+        "names, then from the defaults; --resume alone goes on with what the run folder says."
+    },
 )
 
 

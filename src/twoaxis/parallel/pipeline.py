@@ -55,6 +55,10 @@ class Pipeline:
         computing: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
         after_backward: Callable[[], None] = lambda: None,
     ) -> None:
+        if not dist.is_initialized():
+            raise InputError(
+                "a Pipeline needs processes that know each other: torch.distributed.init_process_group"
+            )
         rank = dist.get_rank(group)
         check_schedule(schedule, plan.n_ranks, plan.virtual, micro_batches)
         if plan.n_ranks != dist.get_world_size(group):

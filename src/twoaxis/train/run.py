@@ -61,6 +61,8 @@ class RunFolder:
                 raise InputError(
                     f"{self.path} already holds a run; go on with it by --resume, or give another folder"
                 )
+            if resume:
+                log.warning("%s holds no run to go on with; a new one starts there", self.path)
             return None
         best, skipped = newest_checkpoint(self.checkpoints)
         for line in skipped:
