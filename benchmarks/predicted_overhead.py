@@ -27,7 +27,8 @@ import torch
 import twoaxis
 from twoaxis.cost.calibrate import calibrate
 from twoaxis.cost.hardware import Hardware
-from twoaxis.cost.roofline import Load, tape_of, times
+from twoaxis.cost.load import Load
+from twoaxis.cost.roofline import tape_of, times
 from twoaxis.cost.works import works
 from twoaxis.model import write_atomically
 

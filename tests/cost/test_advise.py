@@ -5,11 +5,12 @@ import json
 
 import pytest
 
-from twoaxis.cost.advise import Request, advise, plain
+from twoaxis.cost.advice import Request
+from twoaxis.cost.advise import advise, plain
 from twoaxis.cost.fork import candidates
 from twoaxis.cost.hardware import hardware
+from twoaxis.cost.load import Load
 from twoaxis.cost.mesh import Mesh
-from twoaxis.cost.roofline import Load
 from twoaxis.cost.rows import Point
 from twoaxis.cost.sizes import size
 from twoaxis.errors import InputError

@@ -7,8 +7,9 @@ import pytest
 from twoaxis.cost import cost
 from twoaxis.cost.fit import memory
 from twoaxis.cost.hardware import Hardware, hardware
+from twoaxis.cost.load import Load
 from twoaxis.cost.mesh import Mesh
-from twoaxis.cost.roofline import Load, predict, tape_of, times
+from twoaxis.cost.roofline import predict, tape_of, times
 from twoaxis.cost.sizes import size, with_methods
 from twoaxis.cost.works import Work, works
 from twoaxis.errors import InputError

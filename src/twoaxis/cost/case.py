@@ -8,7 +8,7 @@ from twoaxis.cost.evidence import Result, strongest
 from twoaxis.cost.rows import Point, Row
 
 if TYPE_CHECKING:
-    from twoaxis.cost.advise import Advice
+    from twoaxis.cost.advice import Advice
 
 
 def against(advice: Advice) -> list[str]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twoaxis.cost.counts import checkpointed, recomputed_bytes
+from twoaxis.cost.load import Load
 from twoaxis.cost.mesh import Mesh
-from twoaxis.cost.roofline import Load
 from twoaxis.tape import Array, Tape
 
 

@@ -17,41 +17,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twoaxis.cost.boundaries import boundaries, largest
 from twoaxis.cost.hardware import Hardware
+from twoaxis.cost.load import Load
 from twoaxis.cost.mesh import Mesh
 from twoaxis.cost.passes import traced
-from twoaxis.cost.works import Execution, Work, works
+from twoaxis.cost.sending import (
+    gradient_seconds,
+    seconds_between,
+    sent_bytes,
+    sequence_seconds,
+    tensor_seconds,
+    weights,
+)
+from twoaxis.cost.works import Work, works
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.tape import Tape
-from twoaxis.types import DTYPES
 
 ADAMW_ARRAYS = 7  # weight, gradient and two moments read, three of them written, in float32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What is run: micro-batches of `batch_size` rows of `seq_len` tokens, m of them in a step.
-
-    decoding: one token of each row, with the rows before it cached. checkpointing: blocks are recomputed.
-    """
-
-    batch_size: int = 1
-    seq_len: int = 2048
-    micro_batches: int = 8
-    dtype: str = "bfloat16"
-    decoding: bool = False
-    execution: Execution = "fused"
-    checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "seq_len", "micro_batches"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name}={value!r}: allowed is an integer of 1 or more")
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype={self.dtype!r}: allowed is {' or '.join(DTYPES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,18 +141,18 @@ def predict(
         *(sum(x) for x in zip(*((p.arithmetic, p.memory, p.launch, p.launches) for p in passes), strict=True))
     )
     ways = 1 if load.decoding else 2
-    tensor = ways * _tensor(model, machine, t, mesh)
-    sequence = ways * _sequence(model, machine, load, mesh)
+    tensor = ways * tensor_seconds(model, machine, t, mesh)
+    sequence = ways * sequence_seconds(model, machine, load, mesh)
     stage = both.on(machine) + tensor + sequence
-    sent = _sent(model, t, load, mesh)
-    send = ways * _seconds(sent, machine, mesh.pp, mesh.tp * mesh.cp * mesh.pp)
+    sent = sent_bytes(model, t, load, mesh)
+    send = ways * seconds_between(sent, machine, mesh.pp, mesh.tp * mesh.cp * mesh.pp)
     m = 1 if load.decoding else load.micro_batches
     if load.decoding:  # one token passes all stages, one after another
         seconds = mesh.pp * stage + (mesh.pp - 1) * send
         bubble, exposed = 0.0, 0.0
     else:
         pipeline = m * max(stage, send) + (mesh.pp - 1) * (stage + send)
-        exposed = max(0.0, _gradients(model, machine, t, mesh) - back.on(machine))
+        exposed = max(0.0, gradient_seconds(model, machine, t, mesh) - back.on(machine))
         seconds = pipeline + exposed + _optimizer(t, machine, mesh)
         bubble = 1 - m * stage / pipeline
     return Step(
@@ -189,68 +172,7 @@ def predict(
     )
 
 
-def weights(t: Tape) -> int:
-    """Learned numbers that a pass reads."""
-    return sum(x.numbers for x in {x.root for k in t.kernels for x in k.inputs if x.root.parameter})
-
-
-def _sent(model: ModelConfig, t: Tape, load: Load, mesh: Mesh) -> int:
-    """Bytes of one micro-batch across the worst boundary in use, by the cheapest transport, on one device."""
-    if mesh.pp == 1:
-        return 0
-    if load.decoding:
-        found = largest(t)
-        return min(found.values()) // (mesh.tp * mesh.cp)
-    cuts = [model.n_blocks // mesh.pp * s for s in range(1, mesh.pp)]
-    rows = boundaries(model, load.batch_size, load.seq_len, cuts, dtype=load.dtype)
-    return max(min(row.sent.values()) for row in rows) // (mesh.tp * mesh.cp)
-
-
-def _tensor(model: ModelConfig, machine: Hardware, t: Tape, mesh: Mesh) -> float:
-    """One all-reduce after each core that multiplies matrices, of the tokens' width."""
-    sliced = {kernel.part for kernel in t.kernels if kernel.product}
-    cores = sum(core.kind in sliced for block in model.block_configs() for core in block) / mesh.pp
-    sent = t.tokens / mesh.cp * model.d_model * t.itemsize
-    return cores * _all_reduce(sent, machine, mesh.tp, mesh.tp)
-
-
-def _sequence(model: ModelConfig, machine: Hardware, load: Load, mesh: Mesh) -> float:
-    """Keys and values, or a halo of them, of the sequence's other parts."""
-    if mesh.cp == 1 or load.decoding:
-        return 0.0
-    layout, part = model.layout(), load.seq_len // mesh.cp
-    row = 2 * layout.n_kv_heads * (layout.d_model // layout.n_heads) * DTYPES[load.dtype].itemsize / mesh.tp
-    sent = 0.0
-    for block, cores in enumerate(model.block_configs()):
-        for core in cores:
-            halo = core.halo_in(block)
-            rows = load.seq_len - part if halo is None else min(halo, load.seq_len - part)
-            sent += load.batch_size * rows * row
-    return _seconds(sent / mesh.pp, machine, mesh.cp, mesh.tp * mesh.cp)
-
-
-def _gradients(model: ModelConfig, machine: Hardware, t: Tape, mesh: Mesh) -> float:
-    return _all_reduce(weights(t) * t.itemsize / (mesh.tp * mesh.pp), machine, mesh.dp, mesh.devices)
-
-
 def _optimizer(t: Tape, machine: Hardware, mesh: Mesh) -> float:
     """AdamW on this device's share of the weights, in one kernel."""
     moved = ADAMW_ARRAYS * 4 * weights(t) / mesh.devices * mesh.cp
     return moved / machine.memory_rate()
-
-
-def _all_reduce(nbytes: float, machine: Hardware, parts: int, devices: int) -> float:
-    return _seconds(2 * (parts - 1) / parts * nbytes, machine, parts, devices)
-
-
-def _seconds(nbytes: float, machine: Hardware, parts: int, devices: int) -> float:
-    """Sending between parts that lie in a group of so many devices."""
-    if parts == 1 or not nbytes:
-        return 0.0
-    rate = machine.send_rate(devices)
-    if rate is None:
-        raise InputError(
-            f"{machine.name} has no known bandwidth among {devices} devices; ask for one device, or put link_gb_per_s "
-            f"or network_gb_per_s into a machine's file"
-        )
-    return nbytes / rate

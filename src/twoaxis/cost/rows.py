@@ -9,8 +9,9 @@ from typing import Any
 from twoaxis.cost.evidence import Result, about
 from twoaxis.cost.fit import Memory, memory
 from twoaxis.cost.hardware import Hardware
+from twoaxis.cost.load import Load
 from twoaxis.cost.mesh import Mesh
-from twoaxis.cost.roofline import Load, Step, predict, tape_of
+from twoaxis.cost.roofline import Step, predict, tape_of
 from twoaxis.cost.sizes import with_methods
 from twoaxis.cost.total import cost
 from twoaxis.model.config import ModelConfig

@@ -6,7 +6,8 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, token_loss
 from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
 from twoaxis.model.freeze import axis_shares, freeze_axes
-from twoaxis.model.generate import evaluating, generate, generate_stream, generate_text
+from twoaxis.model.generate import generate, generate_stream, generate_text
+from twoaxis.model.modes import evaluating
 from twoaxis.model.presets import presets
 from twoaxis.model.sampling import choose, penalised
 from twoaxis.model.text import TextStream

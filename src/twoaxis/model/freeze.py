@@ -11,7 +11,7 @@ from torch import Tensor
 from twoaxis.depth import AxisGate
 from twoaxis.errors import InputError
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.generate import evaluating
+from twoaxis.model.modes import evaluating
 
 
 @torch.no_grad()

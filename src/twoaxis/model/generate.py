@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoaxis.errors import InputError
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.lookup import accepted, drafts
+from twoaxis.model.modes import evaluating_modules
 from twoaxis.model.sampling import Sampling
 from twoaxis.model.text import Decode, TextStream, check_stop
 
@@ -174,7 +174,7 @@ class _Rows:
         segments, n = self.segments, draft.shape[1]
         if segments is not None and n:
             segments = torch.cat((segments, segments[:, -1:].expand(-1, n)), 1)
-        with _evaluating(self.modules), torch.inference_mode():
+        with evaluating_modules(self.modules), torch.inference_mode():
             logits = self.model(unread, segments=segments, cache=self.cache, last=n + 1)
             new = self._chosen(logits, draft)
         new = new.clone()  # an ordinary tensor, for whatever is done with it
@@ -205,25 +205,6 @@ class _Rows:
             self.segments = None
         elif self.segments is not None:
             self.segments = torch.cat((self.segments, self.segments[:, -1:].expand(-1, new.shape[1])), 1)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every module has the mode it had before."""
-    with _evaluating(model.modules()):
-        yield
-
-
-@contextmanager
-def _evaluating(modules: Iterator[nn.Module] | list[nn.Module]) -> Iterator[None]:
-    training = [module for module in modules if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _check_lookup(count: int, temperature: float, use_cache: bool) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.errors import InputError
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.generate import evaluating
+from twoaxis.model.modes import evaluating
 from twoaxis.types import DepthRule
 
 

@@ -6,8 +6,10 @@ import dataclasses
 from importlib.resources import files
 from pathlib import Path
 
-from twoaxis.cost.advise import Advice, Request, plain
-from twoaxis.cost.roofline import Load, predict
+from twoaxis.cost.advice import Advice, Request
+from twoaxis.cost.advise import plain
+from twoaxis.cost.load import Load
+from twoaxis.cost.roofline import predict
 from twoaxis.cost.rows import Point
 from twoaxis.cost.sizes import with_methods
 from twoaxis.model import write_atomically
