@@ -14,7 +14,13 @@ from points import perturb
 from torch import Tensor
 
 from twoaxis.depth import build
+from twoaxis.depth.history import History
 from twoaxis.ops import depth_read, local_attention, mix
+
+
+def history(X: Sources) -> History:
+    """Sources with their depth indices, as a state holds them."""
+    return History(tuple(X), tuple(range(len(X))))
 
 
 def static_reads() -> dict[str, Callable[[Sources], Tensor]]:
@@ -30,9 +36,9 @@ def static_reads() -> dict[str, Callable[[Sources], Tensor]]:
     return {
         "muddformer": lambda X: mudd(X, X[-1])[0],
         "denseformer": lambda X: mix(X, dense),
-        "elc_bert": at("elc_bert")[0].mix,
-        "vertical_attention": at("vertical_attention")[0].mix,
-        "dca": lambda X: at("dca")[0].grn(X)[0],
+        "elc_bert": lambda X: at("elc_bert")[0].mix(history(X)),
+        "vertical_attention": lambda X: at("vertical_attention")[0].mix(history(X)),
+        "dca": lambda X: at("dca")[0].grn(history(X))[0],
         "depth_conv": at("depth_conv")[0].taps,
     }
 
@@ -76,7 +82,7 @@ def test_positions_as_keys_make_the_static_methods_instances():
         torch.stack(X, 2).flatten(0, 1).unsqueeze(1)[..., :4],  # the operator takes heads of one width
         None,
     )
-    torch.testing.assert_close(elc(X)[..., :4].flatten(0, 1), z[:, 0, 0], **CLOSE)
+    torch.testing.assert_close(elc(history(X))[..., :4].flatten(0, 1), z[:, 0, 0], **CLOSE)
 
     _, blocks = build("muddformer(ways=1)", WIDTH, [["attention"]] * 4)
     mudd = perturb(blocks[3][0].mix).double()
