@@ -22,7 +22,7 @@ class World:
     """`size` processes over gloo. run: the same function on every rank, by name, from `parallel.cases`."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self.folder = tempfile.TemporaryDirectory()
         self.pipes: list[Connection] = []
         self.processes = []
@@ -73,6 +73,15 @@ class World:
             process.kill()
             process.join()
         self.folder.cleanup()
+
+
+def _context() -> Any:
+    """Processes forked from a server that has loaded what all of them need once; plain new ones on Windows."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.pipelining", "twoaxis.parallel", "twoaxis.train"])
+    return context
 
 
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
