@@ -161,6 +161,20 @@ def test_an_interrupted_study_goes_on_exactly(study: Study, tmp_path: Path) -> N
     assert without_times(again) == without_times(whole) | {"command": ""}
 
 
+def test_a_signal_after_the_last_step_of_a_run_ends_the_study(
+    study: Study, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(event: Event) -> None:
+        if event.kind == "step" and event.data["step"] == 4:  # the last: nothing is left but writing
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM came after the last step"):
+        compare(study, on_event=stop)
+    found = collect(study.out)
+    assert (found["done"], found["failed"], found["unfinished"]) == (1, 0, 1)
+    assert not caplog.records  # a new run has nothing to go on with, and that is no news
+
+
 @pytest.mark.parametrize(
     "change", [{"lr": 1e-5}, {"steps": 5}, {"seq_len": 8}], ids=lambda change: next(iter(change))
 )

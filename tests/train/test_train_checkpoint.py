@@ -186,6 +186,12 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_a_signal_after_the_last_step_is_not_lost(tiny, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM came after the last step"):
+        train(tiny(steps=3), tmp_path, on_step=stop_at(3))
+    assert json.loads((tmp_path / "results.json").read_text())["status"] == "done"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_finishes_the_step_and_leaves_a_resumable_run(number, tiny, tmp_path):
     before = signal.getsignal(number)

@@ -103,8 +103,9 @@ def _one(
         return
     tell("start", {"steps": study.config(row, seed).steps})
     try:
+        begun = run.config.exists()
         results = train(
-            study.config(row, seed), run.path, resume=True, on_step=lambda step: tell("step", step)
+            study.config(row, seed), run.path, resume=begun, on_step=lambda step: tell("step", step)
         )
     except Exception as error:
         log.debug("%s, seed %d", row.name, seed, exc_info=True)

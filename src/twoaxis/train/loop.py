@@ -39,7 +39,8 @@ def train(
 
     Everything that can be checked is checked before the first step (InputError). A loss that is not finite
     and a disk that is full raise RunError and leave the last good checkpoint. The first SIGINT or SIGTERM
-    ends the run after its step with a checkpoint and status "interrupted".
+    ends the run after its step with a checkpoint and status "interrupted"; one that comes after the last step
+    raises KeyboardInterrupt once the finished run is written.
     """
     with process_group(cfg) as rank, tempfile.TemporaryDirectory() as unread:
         return _train(cfg, Path(out), resume, on_step, Path(unread) if rank else None)
@@ -76,6 +77,8 @@ def _train(
         finally:
             metrics.close()
     run.write_results(results)
+    if stop.caught and results["status"] == "done":
+        raise KeyboardInterrupt(f"{stop.caught} came after the last step; the run in {run.path} is complete")
     return results
 
 
