@@ -1,6 +1,7 @@
 """Training steps of a plain twoaxis model against Hugging Face's LlamaForCausalLM of the same shape.
 
-    python benchmarks/plain_vs_llama.py [--rounds 5] [--threads 1] [--batch 4] [--precision both] [--json FILE]
+    python benchmarks/plain_vs_llama.py [--rounds 5] [--threads 1] [--batch 4] [--seq-len 512]
+                                       [--precision both] [--json FILE]
 
 d=512, 12 blocks, 8 heads, SwiGLU 1376, vocabulary 8192 (tied), T=512; float32 and bf16 autocast. Both models, and
 the twoaxis model a second time (A/A), run one step after the other in every round of one process; the order turns
@@ -25,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import twoaxis
 
-SHAPE = {"vocab": 8192, "d": 512, "blocks": 12, "heads": 8, "hidden": 1376, "T": 512}
+SHAPE = {"vocab": 8192, "d": 512, "blocks": 12, "heads": 8, "hidden": 1376}
 
 
 def ours() -> torch.nn.Module:
@@ -64,9 +65,9 @@ def stepper(
     return step
 
 
-def measure(autocast: bool, rounds: int, batch: int) -> dict[str, object]:
+def measure(autocast: bool, rounds: int, batch: int, seq_len: int) -> dict[str, object]:
     torch.manual_seed(0)
-    tokens = torch.randint(0, SHAPE["vocab"], (batch, SHAPE["T"]))
+    tokens = torch.randint(0, SHAPE["vocab"], (batch, seq_len))
     steps = {
         "llama": stepper(llama(), True, tokens, autocast),
         "twoaxis": stepper(ours(), False, tokens, autocast),
@@ -81,7 +82,11 @@ def measure(autocast: bool, rounds: int, batch: int) -> dict[str, object]:
             steps[name]()
             if number:
                 times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    row: dict[str, object] = {"precision": "bf16 autocast" if autocast else "float32", "batch": batch}
+    row: dict[str, object] = {
+        "precision": "bf16 autocast" if autocast else "float32",
+        "batch": batch,
+        "seq_len": seq_len,
+    }
     for kind, index in (("cpu", 0), ("wall", 1)):
         for label, top, bottom in (
             ("llama/twoaxis", "llama", "twoaxis"),
@@ -99,12 +104,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq-len", type=int, default=512, help="fewer where bf16 products are slow")
     parser.add_argument("--precision", choices=["float32", "autocast", "both"], default="both")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     wanted = {"float32": [False], "autocast": [True], "both": [False, True]}[args.precision]
-    rows = [measure(autocast, args.rounds, args.batch) for autocast in wanted]
+    rows = [measure(autocast, args.rounds, args.batch, args.seq_len) for autocast in wanted]
     report = {
         "shape": SHAPE, "rounds": args.rounds, "threads": args.threads, "torch": torch.__version__,
         "transformers": transformers.__version__, "machine": platform.machine(), "ratios are": "median, min, max",
