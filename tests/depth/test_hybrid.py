@@ -198,6 +198,8 @@ def test_what_a_step_keeps_is_linear_in_the_tokens():
         ("hybrid(axes='BX')", BLOCK, "allowed is a word of B"),
         ("hybrid(axes='SD', gate='head')", BLOCK, "no block has a gate; leave gate out"),
         ("hybrid(axes='S', window_blocks=2)", BLOCK, "no block reads over depth"),
+        ("hybrid(axes='SSSSSB', gate='head')", BLOCK, "no block has a gate; leave gate out"),
+        ("hybrid(axes='SSSSSD', heads=3)", BLOCK, "no block reads over depth"),
         ("hybrid(window_blocks=0)", BLOCK, r"hybrid\(window_blocks=0\): allowed is 1 or more"),
         ("hybrid(heads=5)", BLOCK, r"hybrid\(heads=5\): d_model=12 is not cut into such heads"),
     ],

@@ -50,15 +50,19 @@ class HybridConfig(DepthConfig):
                 f"hybrid(axes={self.axes!r}): allowed is a word of B (both), S (sequence) and D (depth) such as "
                 "'BBSD', a letter for each block"
             )
-        if "B" not in self.axes and self.gate != "scalar":
+        self.check_use(self.axes)
+        self.read()
+
+    def check_use(self, letters: str) -> None:
+        """Refuse options of what no block with these letters has."""
+        if "B" not in letters and self.gate != "scalar":
             raise InputError(
                 f"hybrid(axes={self.axes!r}, gate={self.gate!r}): no block has a gate; leave gate out"
             )
-        if set(self.axes) == {"S"} and self.read() != HybridRead():
+        if set(letters) == {"S"} and self.read() != HybridRead():
             raise InputError(
                 f"hybrid(axes={self.axes!r}): no block reads over depth; leave out window_blocks, shared and heads"
             )
-        self.read()
 
     def history_options(self, kind: str, count: int) -> dict[str, Any]:
         return {"window_blocks": count} if kind == "window" else {}
@@ -95,6 +99,7 @@ class HybridConfig(DepthConfig):
 
     def place(self, layout: Layout, block: int) -> tuple[int, int]:
         """Which sublayer of a block has the gate, and its number of heads."""
+        self.check_use("".join(map(self.letter, range(layout.n_blocks))))
         for index, kind in enumerate(layout.blocks[block]):
             if heads := heads_of(kind, layout):
                 return index, heads
