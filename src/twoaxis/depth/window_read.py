@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from twoaxis.depth.window_rule import Logits, States, added
+from twoaxis.linear import linear
 from twoaxis.ops import depth_read, rms, token_mix
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.sequence.rotary import rotary_angles, rotate
@@ -62,7 +63,7 @@ class WindowRead(nn.Module):
         """W_O z (B, T, d) from the states of a window; logits, one per state, are added to all heads' scores."""
         mixed = [states[-1]] * self.cfg.heads if len(states) == 1 else self.mixed(states, logits)
         W_V = self.value.weight.unflatten(0, (self.cfg.heads, self.width))
-        parts = [F.linear(m.to(W.dtype), W) for m, W in zip(mixed, W_V, strict=True)]
+        parts = [linear(m.to(W.dtype), W) for m, W in zip(mixed, W_V, strict=True)]
         return self.output(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
     def mixed(self, states: States, logits: Logits = None) -> list[Tensor]:
@@ -78,7 +79,7 @@ class WindowRead(nn.Module):
         for head, (q_h, W) in enumerate(zip(q.unbind(-2), W_K, strict=True)):
             by_age = None if self.bias is None else self.bias[head, : len(states)].flip(0)
             bias = by_age if logits is None else added(None if by_age is None else by_age.unbind(), logits)
-            absorbed = F.linear(q_h, W.mT)
+            absorbed = linear(q_h, W.mT)
             reads.append(depth_read(absorbed, states, key_norm_eps=None, scale=self.scale, bias=bias))
         return reads
 
@@ -124,4 +125,4 @@ class Projection(nn.Linear):
             nn.init.normal_(self.weight, std=start)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight)
+        return linear(x.to(self.weight.dtype), self.weight)

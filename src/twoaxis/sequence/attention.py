@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.cache import Remembers, Slot
 from twoaxis.errors import InputError
-from twoaxis.linear import Linear
+from twoaxis.linear import Linear, linear
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import check_window, local_attention
 from twoaxis.sequence.attention_config import AttentionConfig
@@ -90,7 +90,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
                 reads.x if reads.value is None else reads.value,
             )
             weights = self.qkv.weight.split(self.sizes)
-            parts = [F.linear(x, w) for x, w in zip(inputs, weights)]  # two weights: no values
+            parts = [linear(x, w) for x, w in zip(inputs, weights)]  # two weights: no values
         q, k, *v = parts
         values = v[0] if v else self._values(k, reads)
         if self.norm == "full":
@@ -105,7 +105,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
         if not self.value_projection:
             return None
         if self.cfg.value == "key":  # W_v = W_k, on the values' own input if they have one
-            return k if reads.value is None else F.linear(reads.value, self.qkv.weight.split(self.sizes)[1])
+            return k if reads.value is None else linear(reads.value, self.qkv.weight.split(self.sizes)[1])
         return (reads.x if reads.value is None else reads.value).to(k.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.linear import linear
 from twoaxis.sequence.convolution import Convolution, check_kernel, conv_cost, convolve, without_padding
 from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig
 from twoaxis.tape import Array, Tape
@@ -97,8 +98,8 @@ class ShortConv(Mixer):
         if self.into is None or self.out is None:
             y = self._convolved(u, ctx)
         else:
-            first, second, u = self.into(u).chunk(3, -1)
-            y = self.out(second * self._convolved(first * u, ctx))
+            first, second, u = linear(u, self.into.weight, self.into.bias).chunk(3, -1)
+            y = linear(second * self._convolved(first * u, ctx), self.out.weight, self.out.bias)
         return F.dropout(without_padding(y, ctx), self.layout.dropout, self.training)
 
     def _convolved(self, u: Tensor, ctx: Context) -> Tensor:
