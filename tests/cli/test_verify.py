@@ -142,6 +142,10 @@ def test_costs_are_measured_one_way(capsys):
     assert "--cost measures in float32 on the CPU" in line
 
 
+KERNELS = ("depth_read", "delta_rewrite", "local_attention", "few_tokens")
+STEPS = ("depth_read", "gated_mix", "made_mix")
+
+
 def test_backends_table_and_json_agree(capsys):
     code, out, err = twoaxis(capsys, "--backends")
     assert (code, err) == (0, "")
@@ -159,6 +163,7 @@ def test_backends_table_and_json_agree(capsys):
         ("local_attention", "blocked"),
         ("local_attention", "sdpa"),
         ("local_attention", "native"),
+        *((f"{name} step", "native") for name in STEPS),
     }
     assert all(row["missing"] or 0 < row["error"] <= row["bound"] for row in said["rows"])
     assert {use["backend"] for use in said["used"] if use["call"].startswith("float64")} <= {
@@ -170,9 +175,7 @@ def test_backends_table_and_json_agree(capsys):
 
 @pytest.mark.parametrize("requested", ["auto", "native"])
 def test_a_backend_that_is_not_here_fails_only_if_asked_for(capsys, monkeypatch, requested):
-    monkeypatch.setattr(
-        choice, "_found", dict.fromkeys(("depth_read", "delta_rewrite", "local_attention"), "no compiler")
-    )
+    monkeypatch.setattr(choice, "_found", dict.fromkeys(KERNELS, "no compiler"))
     monkeypatch.setattr(choice, "_noted", set())
     monkeypatch.setenv("TWOAXIS_BACKEND", "plain")
     with choice.requesting(requested):

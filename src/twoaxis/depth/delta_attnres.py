@@ -186,9 +186,18 @@ class DeltaAttnRes(Connection):
         """h_s (B, T, d)."""
         return self.mixtures(state)[0]
 
+    def step(self, state: State) -> Reads | None:
+        """The read where it is one call."""
+        if self.route is None:
+            return None
+        x = self.route.step(state["sources"].sources, state["stream"], self.norm)
+        return None if x is None else Reads(x)
+
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
-        x, *value = (self.norm(h) for h in self.mixtures(state))
-        reads = Reads(x, value=value[0] if value else None)
+        reads = self.step(state)
+        if reads is None:
+            x, *value = (self.norm(h) for h in self.mixtures(state))
+            reads = Reads(x, value=value[0] if value else None)
         if self.grows:
             sources: History = state["sources"]
             new = state["stream"] if not len(sources) else state["stream"] - sources.sources[-1]
@@ -198,7 +207,7 @@ class DeltaAttnRes(Connection):
     def pushed(self, sources: History, new: Tensor) -> History:
         """The history with one more source, as far back as reads see."""
         grown = sources.push(new, sources.index[-1] + 1 if len(sources) else 0)
-        return grown.last(self.cfg.window_sources or len(grown))
+        return grown if self.cfg.window_sources is None else grown.last(self.cfg.window_sources)
 
     def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
         H, sources = carry["stream"], carry["sources"]

@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoaxis.norm import RMSNorm
 from twoaxis.ops import depth_read
+from twoaxis.ops.native.few_tokens import scored
 from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.ops.token_read import Options
 from twoaxis.types import Layout
 
 
@@ -24,6 +27,7 @@ class DeltaRead(nn.Module):
         super().__init__()
         d, weighed = layout.d_model, n_sources + cfg.null_source > 1
         self.eps, self.gate = cfg.key_norm_eps, cfg.gate
+        self.plain = cfg.gate == "none" and not (cfg.null_source or cfg.pre_gated or of_values)
         self.query = nn.Parameter(torch.zeros(d)) if weighed else None
         self.key_gain = nn.Parameter(torch.ones(d)) if weighed and cfg.key_gain else None
         self.value_query = nn.Parameter(torch.zeros(d)) if of_values else None
@@ -50,6 +54,14 @@ class DeltaRead(nn.Module):
             query, gain = self.value_query, self.value_gain
             reads.append(depth_read(query, sources, key_gain=gain, key_norm_eps=self.eps))
         return [self._gated(read, H) for read in reads]
+
+    def step(self, sources: tuple[Tensor, ...], H: Tensor, norm: nn.Module) -> Tensor | None:
+        """norm(H + READ) in one call, in a step of decoding by the plain form; None: by `forward`."""
+        if self.query is None or not self.plain or not isinstance(norm, RMSNorm):
+            return None
+        options = Options(self.eps, 1.0, "softmax", 1, norm.eps, False)
+        found = scored(options, self.query, self.key_gain, norm.weight, None, sources, skip=H)
+        return None if found is None else found[0]
 
     def _gated(self, read: Tensor, H: Tensor) -> Tensor:
         """g times the read."""

@@ -47,16 +47,19 @@ class History:
 
     def push(self, source: Tensor, index: int, carried: bool = False) -> History:
         """The history with one more source, and the one that was carried as far kept like the others."""
-        sources = self.sources
+        sources, dtype = self.sources, self.dtype
         if self.carried:
-            sources = (*sources[:-1], store(sources[-1], self.dtype))
-        newest = source if carried else store(source, self.dtype)
-        carried = carried and self.dtype != "full"
-        return replace(self, sources=(*sources, newest), index=(*self.index, index), carried=carried)
+            sources = (*sources[:-1], store(sources[-1], dtype))
+        newest = source if carried else store(source, dtype)
+        carried = carried and dtype != "full"
+        index_too = (*self.index, index)
+        return History((*sources, newest), index_too, dtype, carried, self.sums, self.readers)
 
     def keep(self, wanted: Callable[[int], bool]) -> History:
         """Only the sources whose depth index is wanted."""
         pairs = [(s, i) for s, i in zip(self.sources, self.index, strict=True) if wanted(i)]
+        if len(pairs) == len(self.index):
+            return self
         carried = self.carried and bool(pairs) and pairs[-1][1] == self.index[-1]
         return replace(
             self, sources=tuple(s for s, _ in pairs), index=tuple(i for _, i in pairs), carried=carried
@@ -64,6 +67,8 @@ class History:
 
     def last(self, count: int) -> History:
         """The newest `count` sources."""
+        if count >= len(self.sources):
+            return self
         newest = self.index[-count:] if count else ()
         return self.keep(newest.__contains__)
 

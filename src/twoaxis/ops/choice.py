@@ -16,7 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled, is_grad_enabled
+from torch._C import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+)
+from torch.compiler import is_compiling
 
 from ..errors import InputError
 
@@ -61,14 +67,24 @@ def kernel(
         return _demanded(name, data, others)
     if torch.compiler.is_compiling() or data[0].dtype not in (torch.float32, torch.bfloat16):
         return None
-    if (
-        any(x.dtype != data[0].dtype for x in data)
-        or not all(map(_ordinary, (*data, *others)))
-        or _observed()
-    ):
+    if any(x.dtype != data[0].dtype for x in data) or not all(map(ordinary, (*data, *others))) or _observed():
         return None
     choice = requested()
     return None if choice in ("plain", "compiled") else library(name, required=choice == "native")
+
+
+def step_kernel(name: str) -> ctypes.CDLL | None:
+    """The library that computes a step without gradients, if its tensors are float32 on the CPU; else None.
+
+    As in `kernel`, whoever observes torch's operations gets the plain path, and so do autocast and gradients.
+    """
+    if is_compiling() or is_grad_enabled() or is_autocast_enabled("cpu") or _observed():
+        return None
+    choice = requested()
+    if choice == "plain" or choice == "compiled":
+        return None
+    found = _found.get(name)
+    return found if isinstance(found, ctypes.CDLL) else library(name, required=choice == "native")
 
 
 def library(name: str, required: bool = False) -> ctypes.CDLL | None:
@@ -106,18 +122,14 @@ def _fits(data: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
     return (
         dtype in (torch.float32, torch.bfloat16)
         and all(x.dtype == dtype for x in data)
-        and all(map(_ordinary, (*data, *others)))
+        and all(map(ordinary, (*data, *others)))
     )
 
 
-def _ordinary(x: Tensor | None) -> bool:
+def ordinary(x: Tensor | None) -> bool:
     """Whether a tensor's memory may be read behind torch's back."""
     return x is None or (type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.layout == torch.strided)
 
 
 def _observed() -> bool:
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
-    )
+    return bool(_len_torch_dispatch_stack() or _are_functorch_transforms_active() or _get_tracing_state())

@@ -10,6 +10,7 @@ from . import choice, few_tokens
 from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
 from .first_order import first_order
 from .native.depth_read import NativeRead, covers
+from .native.few_tokens import scored as native_step
 from .precision import compute_dtype, few, full_precision
 from .token_read import Options, TokenRead
 
@@ -64,24 +65,42 @@ def depth_read(
     Raises:
         InputError: for shapes that do not fit, heads that do not divide d, an unknown `normalize`.
     """
-    check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
-    lead = sources[0].shape[:-1]
     options = Options(key_norm_eps, scale, normalize, heads, output_eps, return_weights)
+    result: tuple[Tensor, Tensor] | None = None
+    if bias is None:  # the kernel takes nothing that is refused below
+        result = native_step(options, query, key_gain, output_gain, None, sources)
+    if result is None:
+        check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
+        result = _read(options, query, sources, key_gain, output_gain, bias)
+    if not return_weights:
+        return result[0]
+    # from (n, tokens, heads)
+    weights = result[1].movedim(0, -1).reshape(*sources[0].shape[:-1], heads, len(sources))
+    return result[0], weights.squeeze(-2) if heads == 1 else weights
+
+
+def _read(
+    options: Options,
+    query: Tensor,
+    sources: Sequence[Tensor],
+    key_gain: Tensor | None,
+    output_gain: Tensor | None,
+    bias: Bias | None,
+) -> tuple[Tensor, Tensor]:
+    """The read and its weights (n, N, H) by what covers them."""
     rows = None if bias is None else _bias_rows(bias, sources[0])
-    result: tuple[Tensor, Tensor]
-    library = None
-    if covers(options, sources) and not few(sources):
-        library = choice.kernel("depth_read", sources, (query, key_gain, output_gain, rows))
     if few(sources):
-        result = few_tokens.depth_read(options, query, key_gain, output_gain, rows, sources)
-    elif library is not None:
+        found = None if rows is None else native_step(options, query, key_gain, output_gain, rows, sources)
+        return found or few_tokens.depth_read(options, query, key_gain, output_gain, rows, sources)
+    library = None
+    if covers(options, sources):
+        library = choice.kernel("depth_read", sources, (query, key_gain, output_gain, rows))
+    result: tuple[Tensor, Tensor]
+    if library is not None:
         result = NativeRead.apply(library, options, query, key_gain, output_gain, rows, *sources)
     else:
         result = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
-    if not return_weights:
-        return result[0]
-    weights = result[1].movedim(0, -1).reshape(*lead, heads, len(sources))  # from (n, tokens, heads)
-    return result[0], weights.squeeze(-2) if heads == 1 else weights
+    return result
 
 
 class _DepthRead(torch.autograd.Function):

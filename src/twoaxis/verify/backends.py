@@ -13,6 +13,7 @@ from twoaxis.ops import choice, delta_rewrite, depth_read, local_attention, refe
 from twoaxis.ops.local_attention import choose
 from twoaxis.ops.native import delta_rewrite as native_rewrite
 from twoaxis.ops.native import depth_read as native_read
+from twoaxis.verify.steps import steps
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 BOUNDS = {
@@ -51,12 +52,12 @@ class Use:
 
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    return [*_reads(), *_rewrites(), *_attentions()]
+    return [*_reads(), *_rewrites(), *_attentions(), *_steps()]
 
 
 def uses() -> list[Use]:
     """Which backend takes which calls here."""
-    return [*_read_uses(), *_rewrite_uses(), *_attention_uses()]
+    return [*_read_uses(), *_rewrite_uses(), *_attention_uses(), *_step_uses()]
 
 
 def _reads() -> Iterator[BackendRow]:
@@ -122,6 +123,21 @@ def _attentions() -> Iterator[BackendRow]:
             if (backend, name) != ("native", "float64"):
                 error = None if missing else errors(backend, inputs)
                 yield BackendRow("local_attention", backend, name, error, bound, missing)
+
+
+def _steps() -> Iterator[BackendRow]:
+    with choice.requesting("native"):
+        for step in steps():
+            missing = _missing(step.kernel)
+            error = None if missing else step.error(torch.float32)
+            yield BackendRow(step.operator, "native", "float32", error, BOUNDS["float32"], missing)
+
+
+@torch.no_grad()
+def _step_uses() -> Iterator[Use]:
+    for step in steps():
+        native = choice.step_kernel(step.kernel) is not None
+        yield Use(step.operator, "float32, decoding", "native" if native else "plain")
 
 
 def _read_uses() -> Iterator[Use]:

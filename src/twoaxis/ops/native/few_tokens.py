@@ -1,0 +1,159 @@
+"""`few_tokens` by its kernel: one call is a whole read. Each function returns None for what the kernel does not cover.
+
+A step's time is the interpreter's and that of cold caches, so sources are stacked, which checks and copies them in
+one call, and everything else is looked at once, while its address is taken.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import choice
+from ..precision import few
+from ..token_read import Options
+from .call import checked
+
+SCORED, MADE, GATED = range(3)
+FINISHES = {"softmax": 0, "sigmoid": 1, "none": 2, "relu": 3}
+READS = ("softmax", "sigmoid", "none")
+_FLOAT = torch.float32
+_CALL = struct.Struct("6q 2q 2q 4q 3d 2q 2q q 2q 2q 2q q")  # `Call` of few_tokens.cpp
+
+
+class UncoveredError(Exception):
+    """The kernel does not cover this call."""
+
+
+def at(x: Tensor | None, *shape: int) -> int:
+    """The address of a contiguous float32 tensor of this shape, 0 for None. Raises UncoveredError for another one."""
+    if x is None:
+        return 0
+    if x.shape != shape or x.dtype is not _FLOAT or not x.is_contiguous() or not choice.ordinary(x):
+        raise UncoveredError
+    return x.data_ptr()
+
+
+def stacked(sources: Sequence[Tensor]) -> Tensor | None:
+    """Sources as one tensor (n, ..., d); None if they are more than a step's, or none of the kernel's."""
+    if type(sources) is not tuple or not sources or not few(sources):
+        return None
+    try:
+        v = torch.stack(sources)
+    except RuntimeError:  # shapes that differ
+        return None
+    return v if v.dtype is _FLOAT and choice.ordinary(v) else None
+
+
+def scored(
+    o: Options,
+    query: Tensor,
+    key_gain: Tensor | None,
+    output_gain: Tensor | None,
+    bias: Tensor | None,
+    sources: Sequence[Tensor],
+    skip: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """`few_tokens.depth_read` of one head; bias (n, 1 or N). skip, like a source, is added before the output norm."""
+    covered = type(o.heads) is int and o.heads == 1 and o.normalize in READS
+    if not covered or (output_gain is not None and o.output_eps is None):
+        return None
+    library = choice.step_kernel("few_tokens")
+    if library is None or (v := stacked(sources)) is None:
+        return None
+    n, *lead, d = v.shape
+    N, static, normed = v.numel() // (n * d), query.ndim == 1, o.output_eps is not None
+    tall = bias is not None and bias.shape[1] == N
+    if normed and output_gain is None:
+        output_gain = torch.ones(d, dtype=_FLOAT)
+    try:
+        x = at(query, d) if static else at(query, *lead, d)
+        gain, b = at(key_gain, d), 0 if bias is None else at(bias, n, bias.shape[1])
+        gains, start_h = array("q", (at(output_gain, d),)), at(skip, *lead, d)
+    except UncoveredError:
+        return None
+    out = torch.empty(v.shape[1:], dtype=_FLOAT)
+    weights = torch.empty((N, n), dtype=_FLOAT) if o.return_weights else None
+    start, rows = out.data_ptr(), v.data_ptr()
+    call = _CALL.pack(
+        SCORED, n, N, d, 1, FINISHES[o.normalize], rows, rows, N * d, d,
+        0 if normed else start, start if normed else 0, 0 if weights is None else weights.data_ptr(),
+        gains.buffer_info()[0],
+        o.output_eps or 0.0, -1.0 if o.eps is None else o.eps, o.scale,
+        x, gain, 0 if static else d, d, b, N if tall else 1, tall, 0, 0, 0, 0, start_h,
+    )  # fmt: skip
+    checked(library.few_tokens(call))
+    return out, out if weights is None else weights.t().unsqueeze(-1)
+
+
+def made(
+    sources: Sequence[Tensor],
+    x: Tensor,
+    up: Tensor,
+    bias: Tensor,
+    *,
+    eps: float,
+    finish: str = "none",
+    gain: Tensor | None = None,
+    down: Tensor | None = None,
+    gelu: str = "erf",
+    output_gains: Sequence[Tensor | None] = (),
+    output_eps: float = 0.0,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
+    """`reference.made_mix`, and the reads with a gain normed (those of others are not to be used)."""
+    library = choice.step_kernel("few_tokens")
+    if library is None or (v := stacked(sources)) is None:
+        return None
+    n, *lead, d = v.shape
+    N, width, R, hidden = v.numel() // (n * d), x.shape[-1], len(up) // n, 0 if down is None else len(down)
+    try:
+        inputs = at(x, *lead, width), at(gain, width)
+        matrices = at(bias, *bias.shape), at(down, hidden, width), at(up, R * n, hidden or width)
+        gains = array("q", (at(g, d) for g in output_gains))
+    except UncoveredError:
+        return None
+    out = torch.empty((R, *v.shape[1:]), dtype=_FLOAT)
+    normed = torch.empty_like(out) if gains else None
+    rows, (b, W_down, W_up) = v.data_ptr(), matrices
+    call = _CALL.pack(
+        MADE, n, N, d, R, FINISHES[finish], rows, rows, N * d, d,
+        out.data_ptr(), 0 if normed is None else normed.data_ptr(), 0, gains.buffer_info()[0],
+        output_eps, eps, 1.0, *inputs, width, width, b, 0, 0, W_down, W_up, hidden, gelu == "tanh", 0,
+    )  # fmt: skip
+    checked(library.few_tokens(call))
+    return out.unbind(), () if normed is None else normed.unbind()
+
+
+def gated(
+    sources: Sequence[Tensor],
+    weights: Tensor,
+    gate: Tensor,
+    eps: float | None,
+    output_gains: Sequence[Tensor | None] = (),
+    output_eps: float = 0.0,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
+    """`few_tokens.gated_mix`, and the reads with a gain normed, as in `made`."""
+    library = choice.step_kernel("few_tokens")
+    if library is None or (v := stacked(sources)) is None:
+        return None
+    (n, *_, d), R = v.shape, len(gate)
+    N = v.numel() // (n * d)
+    try:
+        w, b = at(gate, R, d), at(weights, R, n, *weights.shape[2:])
+        gains = array("q", (at(g, d) for g in output_gains))
+    except UncoveredError:
+        return None
+    out = torch.empty((R, *v.shape[1:]), dtype=_FLOAT)
+    normed = torch.empty_like(out) if gains else None
+    rows = v.data_ptr()
+    call = _CALL.pack(
+        GATED, n, N, d, R, FINISHES["none"], rows, rows, N * d, d,
+        out.data_ptr(), 0 if normed is None else normed.data_ptr(), 0, gains.buffer_info()[0],
+        output_eps, -1.0 if eps is None else eps, 1.0, w, 0, 0, d, b, 0, weights.ndim == 3, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    checked(library.few_tokens(call))
+    return out.unbind(), () if normed is None else normed.unbind()

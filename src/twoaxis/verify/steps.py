@@ -1,0 +1,72 @@
+"""The kernels of a decoding step: what each computes on a few tokens without gradients, and the equation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from twoaxis.ops import depth_read, gated_mix, reference
+from twoaxis.ops.native import few_tokens
+
+Outputs = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator whose steps a kernel takes. run: as asked for, None where nothing does; exact: the equation."""
+
+    operator: str
+    kernel: str
+    inputs: tuple[Tensor, ...]  # float64
+    run: Callable[..., Outputs | None]
+    exact: Callable[..., Outputs | None]
+
+    def error(self, dtype: torch.dtype) -> float:
+        """Largest difference from the equation in float64, relative to max(1, largest entry)."""
+        inputs = [x.to(dtype) for x in self.inputs]
+        with torch.no_grad():
+            found, exact = self.run(*inputs), self.exact(*(x.double() for x in inputs))
+        if found is None or exact is None:
+            return float("inf")
+        pairs = zip(found, exact, strict=True)
+        return max(((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs)
+
+
+def steps() -> Iterator[Step]:
+    """One for each kind of call. Sizes are odd."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+
+    sources, n = [(3, 1, 33)] * 7, 7
+    yield Step(
+        "depth_read step",
+        "few_tokens",
+        randn((33,), (33,), (33,), *sources),
+        lambda q, key, out, *xs: [depth_read(q, xs, key_gain=key, output_gain=out, output_eps=1e-6)],
+        lambda q, key, out, *xs: [
+            reference.depth_read(q, xs, key_gain=key, output_gain=out, output_eps=1e-6)
+        ],
+    )
+    yield Step(
+        "gated_mix step",
+        "few_tokens",
+        randn((3, n, 33), (3, 33), *sources),
+        lambda b, w, *xs: gated_mix(xs, b, w),
+        lambda b, w, *xs: reference.gated_mix(xs, b, w),
+    )
+
+    def made(fast: bool, *inputs: Tensor) -> Outputs | None:
+        x, down, up, bias, *xs = inputs
+        if not fast:
+            return reference.made_mix(xs, x, up, bias, eps=1e-6, down=down)
+        found = few_tokens.made(tuple(xs), x, up, bias, eps=1e-6, down=down)
+        return None if found is None else found[0]
+
+    shapes = [(3, 1, 33), (20, 33), (4 * n, 20), (4, n), *sources]
+    yield Step("made_mix step", "few_tokens", randn(*shapes), partial(made, True), partial(made, False))
