@@ -19,7 +19,7 @@ SECONDS = 120  # for one case; starting may take longer on a busy machine
 
 
 class World:
-    """`size` processes over gloo. run: the same function on every rank, by name, from `parallel.cases`."""
+    """`size` processes over gloo. run: the same function on every rank, "module.function" in `parallel`."""
 
     def __init__(self, size: int) -> None:
         context = _context()
@@ -80,7 +80,9 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.pipelining", "twoaxis.parallel", "twoaxis.train"])
+    context.set_forkserver_preload(
+        ["torch.distributed.pipelining", "torch.distributed.fsdp", "twoaxis.parallel", "twoaxis.train"]
+    )
     return context
 
 
@@ -92,7 +94,6 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
     )
-    cases = importlib.import_module("parallel.cases")
     pipe.send("ready")
     while True:
         try:
@@ -100,6 +101,8 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send((True, getattr(cases, function)(*args, **options)))
+            module, _, name = function.rpartition(".")
+            cases = importlib.import_module(f"parallel.{module or 'cases'}")
+            pipe.send((True, getattr(cases, name)(*args, **options)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))

@@ -61,6 +61,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | None = None,
         return_states: bool = False,
+        return_last: bool = False,
         last: int | None = None,
     ) -> Any:
         """Logits (B, T, V) for tokens (B, T).
@@ -69,9 +70,13 @@ class Decoder(nn.Module):
         another document comes between, give the positions). positions: (T,) or (B, T), by default
         counted within each run, on from what the cache has seen. return_states: also return {"block.0":
         the state before block 0, .., "block.L": the state after the last, "final": what the head reads}.
-        last: only the logits of the last so many tokens.
+        return_last: also return the state after the last block. last: only the logits of the last so many tokens.
         """
-        out = self.run(tokens, self.context(tokens, segments, positions, cache), return_states, last)
+        ctx = self.context(tokens, segments, positions, cache)
+        if return_last:
+            x, state = self.to_the_end(tokens, ctx)
+            return self.logits(x), state
+        out = self.run(tokens, ctx, return_states, last)
         if cache is not None:
             cache.advance(tokens.shape[1])
         return out

@@ -93,19 +93,21 @@ class Pipeline:
         *,
         segments: Tensor | None = None,
         positions: Tensor | None = None,
+        n_targets: int | None = None,
     ) -> Tensor:
         """Forward and backward of all micro-batches; the mean loss over targets that are not -100, everywhere.
 
         tokens, targets, segments (micro_batches * batch_size, T), the same on every rank, in the order of the
         micro-batches; positions also (T,). Gradients are added to what the parameters have; those of
         parameters that several ranks hold are summed by `sum_shared`, once all of a step's calls are done.
+        n_targets: what the summed loss is divided by where these tokens are not all of the step's.
         """
         self._check(tokens, targets)
         if segments is not None and positions is None:
             positions = document_positions(segments)
         if positions is not None:
             positions = positions.expand(tokens.shape)
-        self._targets = int((targets != -100).sum())
+        self._targets = int((targets != -100).sum()) if n_targets is None else n_targets
         given = {"segments": segments, "positions": positions}
         more = {name: t.to(self.device) for name, t in given.items() if t is not None}
         losses: list[Tensor] = []

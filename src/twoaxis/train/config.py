@@ -19,11 +19,12 @@ Precision = Literal["float32", "autocast", "bf16_master"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Transport = Literal["auto", "full", "cached", "push"]
 Sent = Literal["state", "bfloat16", "float16"]
+Sharding = Literal["ddp", "fsdp"]
 LOGGERS = ("tensorboard", "wandb", "trackio")
 # Fields that do not change what is computed, up to rounding: a resumed run may set them anew.
 FREE = (
     *("eval_every", "eval_tokens", "checkpoint_every", "keep_checkpoints", "loggers"),
-    *("device", "compile", "checkpointing"),
+    *("device", "compile", "checkpointing", "sharding", "tensor_parallel", "timeout"),
     *(
         "pipeline",
         "pipeline_virtual",
@@ -77,6 +78,11 @@ class TrainConfig:
     keep_checkpoints: Annotated[int, "how many of the newest checkpoints stay"] = 2
     loggers: Annotated[tuple[str, ...], "besides metrics.jsonl: tensorboard, wandb, trackio"] = ()
     init: Annotated[str | None, "start from the weights of this model folder or run folder"] = None
+    data_parallel: Annotated[int, "groups of processes with rows of their own, `batch_size` each"] = 1
+    sharding: Annotated[
+        Sharding, "over data_parallel, ddp: weights whole on each; fsdp: weights and optimiser in shares"
+    ] = "ddp"
+    tensor_parallel: Annotated[int, "processes that the heads and inner widths are divided over"] = 1
     pipeline: Annotated[int, "processes that the blocks are divided over (torchrun --nproc-per-node N)"] = 1
     pipeline_virtual: Annotated[int, "stages per process"] = 1
     pipeline_schedule: Annotated[Schedule, "the order of micro-batches, which are the `accumulation`"] = (
@@ -85,6 +91,7 @@ class TrainConfig:
     pipeline_split: Annotated[tuple[int, ...], "blocks of each stage, 0 is allowed; even when not given"] = ()
     pipeline_transport: Annotated[Transport, "how the state crosses; auto: the fewest bytes"] = "auto"
     pipeline_send: Annotated[Sent, "what the state is cast to on its way; state: nothing"] = "state"
+    timeout: Annotated[float, "minutes after which a process that waits for another gives up"] = 10.0
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
 
     def __post_init__(self) -> None:
@@ -98,6 +105,8 @@ class TrainConfig:
             "accumulation",
             "steps",
             "keep_checkpoints",
+            "data_parallel",
+            "tensor_parallel",
             "pipeline",
             "pipeline_virtual",
         ):
@@ -108,7 +117,7 @@ class TrainConfig:
         for name in ("warmup_steps", "weight_decay", "grad_clip", "depth_loss", "seed"):
             self._require(name, 0 <= getattr(self, name) < float("inf"), "0 or more")
         self._require("seed", self.seed < 2**64, "0 to 2**64 - 1")
-        for name in ("lr", "eps"):
+        for name in ("lr", "eps", "timeout"):
             self._require(name, 0 < getattr(self, name) < float("inf"), "above 0")
         for name in ("min_lr_ratio", "decay_fraction", "valid_fraction"):
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
@@ -127,9 +136,14 @@ class TrainConfig:
             raise InputError(f"train({name}={getattr(self, name)!r}): allowed is {allowed}")
 
     @property
+    def rows_per_step(self) -> int:
+        """Rows of one optimiser step, over all processes."""
+        return self.batch_size * self.accumulation * self.data_parallel
+
+    @property
     def tokens_per_step(self) -> int:
-        """Input tokens of one optimiser step."""
-        return self.batch_size * self.seq_len * self.accumulation
+        """Input tokens of one optimiser step, over all processes."""
+        return self.rows_per_step * self.seq_len
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data."""

@@ -14,9 +14,10 @@ import torch
 from twoaxis.data import TokenFile, check_vocab, load_corpus, load_tokenizer, prepare
 from twoaxis.errors import InputError, RunError
 from twoaxis.train.config import TrainConfig
+from twoaxis.train.device import choose_device
 from twoaxis.train.loggers import make_loggers
 from twoaxis.train.metrics import Metrics
-from twoaxis.train.pipelined import process_group
+from twoaxis.train.processes import first_tells, lost, process_group
 from twoaxis.train.randomness import isolated
 from twoaxis.train.run import RunFolder
 from twoaxis.train.session import Session, last_good
@@ -55,7 +56,9 @@ def _train(
 ) -> dict[str, Any]:
     """The run of one process; all but the first write into a folder that nobody reads."""
     run = RunFolder(out)
-    checkpoint = run.checkpoint_to_resume(cfg, resume)
+    device = choose_device(cfg.device)
+    told = first_tells(lambda: _text(run.checkpoint_to_resume(cfg, resume)), device)
+    checkpoint = Path(told) if told else None
     corpus = load_corpus(cfg.data, cfg.valid_fraction)
     tokenizer = load_tokenizer(run.path if checkpoint else cfg.tokenizer, corpus.train)
     tokens, valid = prepare(corpus, tokenizer)
@@ -67,7 +70,8 @@ def _train(
         run.begin(cfg, tokenizer)
         metrics = Metrics(run.metrics, session.progress.step, loggers)
         try:
-            loop(session, valid, run, metrics, stop, on_step)
+            with lost(session, cfg.timeout):
+                loop(session, valid, run, metrics, stop, on_step)
             results = summary(session, metrics, valid)
         except RunError as error:
             reason = f"{error}; {last_good(run.checkpoints)}"
@@ -92,7 +96,7 @@ def loop(
 ) -> None:
     """Step, validate, record and save until the last step or a signal."""
     cfg = session.cfg
-    while session.progress.step < cfg.steps and not session.stops(bool(stop.caught)):
+    while session.progress.step < cfg.steps and not session.team.anyone(bool(stop.caught)):
         row = session.step()
         step, last = row["step"], row["step"] == cfg.steps
         if valid.n_tokens > 1 and (last or due(step, cfg.eval_every)):
@@ -136,6 +140,10 @@ def summary(session: Session, metrics: Metrics, valid: TokenFile) -> dict[str, A
         "device": str(session.device),
         "torch": torch.__version__,
     }
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)
 
 
 def due(step: int, every: int | None) -> bool:

@@ -12,7 +12,6 @@ Optimiser, checkpoints and gradient sums always use the master weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -32,32 +31,41 @@ def computing_in(precision: str, device: torch.device) -> AbstractContextManager
 class Master:
     """The weights that are trained and saved: the model's own, or float32 masters of a bfloat16 model.
 
-    named: parameter name -> master. Call `collect` after each backward pass and `publish` after each update.
+    named: parameter name -> master. Of a parameter that FSDP divides (which keeps float32 and computes in
+    bfloat16 by itself) it is this process's share. Call `collect` after each backward pass and `publish` after
+    each update.
     """
 
     def __init__(self, model: Decoder, precision: str) -> None:
-        self.model = model
-        self.separate = precision == "bf16_master"
+        self.weights = {
+            plain_name(n): p for n, p in model.named_parameters()
+        }  # FSDP swaps those of the model
+        shares = {n: nn.Parameter(own) for n, p in self.weights.items() if (own := _share(p)) is not None}
+        self.separate = precision == "bf16_master" and not shares
         if self.separate:
-            self.named = {n: nn.Parameter(p.detach().float()) for n, p in _named(model)}
+            self.named = {n: nn.Parameter(p.detach().float()) for n, p in self.weights.items()}
             model.to(torch.bfloat16)
         else:
-            self.named = dict(_named(model))
+            self.named = {**self.weights, **shares}
 
     def collect(self) -> None:
         """Add the model's gradients to the masters', in float32, and free them."""
-        if self.separate:
-            for name, weight in _named(self.model):
-                if weight.grad is not None:
-                    grad, master = weight.grad.float(), self.named[name]
-                    master.grad = grad if master.grad is None else master.grad.add_(grad)
-                    weight.grad = None
+        for name, weight in self.weights.items():
+            master = self.named[name]
+            if weight.grad is None or master is weight:
+                continue
+            if self.separate:
+                grad = weight.grad.float()
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                weight.grad = None
+            else:
+                master.grad = _share(weight.grad)  # FSDP adds to it in place
 
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the model."""
         if self.separate:
-            for name, weight in _named(self.model):
+            for name, weight in self.weights.items():
                 weight.copy_(self.named[name])
 
     @torch.no_grad()
@@ -69,11 +77,11 @@ class Master:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for parameter in (*self.named.values(), *self.model.parameters()):
+        for parameter in (*self.named.values(), *self.weights.values()):
             parameter.grad = None
 
 
-def _named(model: Decoder) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter once, by the name it is saved under."""
-    for name, parameter in model.named_parameters():
-        yield plain_name(name), parameter
+def _share(tensor: Tensor) -> Tensor | None:
+    """This process's part of a divided tensor, without a copy; None of a plain one."""
+    local = getattr(tensor, "_local_tensor", None)
+    return None if local is None else local.detach()

@@ -27,6 +27,13 @@ def isolated(seed: int) -> Iterator[None]:
         set_random_state(facts, tensors)
 
 
+def reseed(seed: int, step: int, rank: int) -> None:
+    """From `step` on, numbers of its own for process `rank` of those that read rows of their own; 0 stays as it is."""
+    if rank:
+        drawn = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]
+        torch.manual_seed(int(drawn))
+
+
 def random_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The states: Python's and NumPy's as plain data, torch's (the CPU's and each GPU's) as byte tensors."""
     version, words, gauss = random.getstate()

@@ -97,11 +97,17 @@ class RunFolder:
 def refuse_changes(old: TrainConfig, new: TrainConfig, done: int, folder: Path) -> None:
     """InputError naming the first field that a resumed run may not change.
 
-    Free are the fields of FREE. `steps` may change if the learning rates of the steps already taken would
-    have been the same: always with schedule "constant", with "wsd" before its decay has begun.
+    Free are the fields of FREE, and how a step's rows are divided while their number stays. `steps` may change if
+    the learning rates of the steps already taken would have been the same: always with schedule "constant", with
+    "wsd" before its decay has begun.
     """
     before, after = _flat(old), _flat(new)
+    same_rows = (
+        ("batch_size", "accumulation", "data_parallel") if old.rows_per_step == new.rows_per_step else ()
+    )
     for name in before:
+        if name in same_rows:
+            continue
         if before[name] != after[name] and name not in (*FREE, "steps"):
             raise InputError(
                 f"cannot resume {folder}: it was started with {name}={before[name]!r}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,20 @@ from torch import Tensor
 
 from twoaxis.cost import cost
 from twoaxis.data import Batch, Loader, TokenFile
-from twoaxis.errors import InputError, RunError
-from twoaxis.model import Decoder, load_weights, read_safetensors, token_loss
-from twoaxis.model.files import weights_of
+from twoaxis.errors import RunError
+from twoaxis.model import Decoder, load_weights, token_loss
 from twoaxis.train.checkpoint import newest_checkpoint, save_checkpoint
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.device import allow_graphs, choose_device
 from twoaxis.train.evaluation import evaluate
-from twoaxis.train.optimizer import Optimizer, clip_gradients
-from twoaxis.train.pipelined import Pipelined, processes
+from twoaxis.train.optimizer import Optimizer
 from twoaxis.train.precision import Master, computing_in
-from twoaxis.train.randomness import isolated, random_state, set_random_state
+from twoaxis.train.progress import Progress
+from twoaxis.train.randomness import isolated, reseed
 from twoaxis.train.run import weights_folder
 from twoaxis.train.schedule import lr_factor
-
-
-@dataclass
-class Progress:
-    """How far a run is. seconds: spent in steps, without validation and saving."""
-
-    step: int = 0
-    tokens: int = 0  # input tokens
-    flops: int = 0  # forward and backward
-    seconds: float = 0.0
+from twoaxis.train.state import facts_of, parts_of, take_up
+from twoaxis.train.team import Team
 
 
 class Session:
@@ -45,9 +36,9 @@ class Session:
 
     def __init__(self, cfg: TrainConfig, tokens: TokenFile, checkpoint: Path | None = None) -> None:
         self.cfg, self.device = cfg, choose_device(cfg.device)
-        self.loader = Loader(tokens, cfg.seq_len, cfg.batch_size, cfg.seed, packing=cfg.packing)
         self.progress = Progress()
         self.flops_per_step = cost(cfg.model, cfg.batch_size, cfg.seq_len).flops * cfg.accumulation
+        self.flops_per_step *= cfg.data_parallel
         self.model = Decoder(cfg.model)
         weights = checkpoint or (weights_folder(cfg.init) if cfg.init else None)
         if weights:
@@ -56,12 +47,16 @@ class Session:
         self.model.checkpointing = cfg.checkpointing
         rules = self.model.param_rules()
         self.n_parameters = sum(p.numel() for p in self.model.parameters())
-        many = cfg.pipeline > 1 and processes() > 1
-        self.pipelined = Pipelined(cfg, self.model, self.device) if many else None
+        self.team = Team(cfg, self.model, self.device)
+        rank, of = self.team.rows
+        self.loader = Loader(
+            tokens, cfg.seq_len, cfg.batch_size, cfg.seed, rank=rank, world_size=of, packing=cfg.packing
+        )
         self.master = Master(self.model, cfg.precision)
         self.optimizer = Optimizer(self.master.named, rules, cfg)
+        reseed(cfg.seed, 0, rank)
         if checkpoint:
-            self._load(checkpoint)
+            take_up(self, checkpoint)
         if cfg.compile:
             allow_graphs(cfg.model.n_blocks)
             for block in self.model.blocks:
@@ -70,9 +65,9 @@ class Session:
     def step(self) -> dict[str, Any]:
         """One optimiser step; its row of metrics.jsonl. RunError instead of an update that is not finite."""
         started, at = time.perf_counter(), self.progress
-        batches = [next(self.loader) for _ in range(self.cfg.accumulation)]
+        batches = [next(self.loader) for _ in range(self.team.micro_batches)]
         self.master.zero_grad()
-        loss, targets, terms, norm = self._gradient(batches)
+        loss, targets, terms, norm = gradient(self.cfg, self.team, self.model, self.master, batches)
         for what, value in (("loss", loss), ("norm of the gradient", norm)):
             if not math.isfinite(value):
                 raise RunError(f"step {at.step + 1}: the {what} is {value}")
@@ -85,120 +80,104 @@ class Session:
         at.seconds += time.perf_counter() - started
         return asdict(at) | {"loss": loss, "lr": lr, "grad_norm": norm, "targets": targets} | terms
 
-    def _gradient(self, batches: list[Batch]) -> tuple[float, int, dict[str, float], float]:
-        """Leave the step's gradient, clipped, in `master`: loss, targets, other terms, the norm before."""
-        cfg = self.cfg
-        if self.pipelined is not None:
-            loss, targets = self.pipelined.accumulate(self.master, batches)
-            return loss, targets, {}, self.pipelined.clip(self.master, cfg.grad_clip)
-        loss, targets, terms = accumulate(self.model, self.master, batches, cfg.precision, cfg.depth_loss)
-        return loss, targets, terms, clip_gradients(self.master.named.values(), cfg.grad_clip)
-
-    def stops(self, caught: bool) -> bool:
-        """Whether a signal ends the run, on any of its processes."""
-        return caught if self.pipelined is None else self.pipelined.anyone(caught)
-
     def validate(self, valid: TokenFile, max_tokens: int | None) -> dict[str, Any]:
         """The validation columns of a row."""
-        cfg = self.cfg
+        cfg, team = self.cfg, self.team
         told = [0.0, 0.0, 0.0]
-        model = self.model if self.pipelined is None else self._whole_model()
+        together = team.pipelined is None
+        model = self.model if together else self._whole_model()
         if model is not None:
-            score = evaluate(
-                model, valid, cfg.seq_len, cfg.batch_size, max_tokens, cfg.precision, cfg.packing
-            )
+            how = (cfg.seq_len, cfg.batch_size, max_tokens, cfg.precision, cfg.packing)
+            score = evaluate(model, valid, *how, *((team.rows, team.summed) if together else ()))
             told = [score.bits_per_byte, score.loss, score.tokens]
-        bits, loss, tokens = told if self.pipelined is None else self.pipelined.first_says(told)
+        bits, loss, tokens = team.first_says(told)
         if not math.isfinite(bits):
             raise RunError(f"step {self.progress.step}: the validation loss is {loss}")
         return {"val_bits_per_byte": bits, "val_loss": loss, "val_tokens": int(tokens)}
 
     def _whole_model(self) -> Decoder | None:
         """The model of all processes, on the first one; None on the others."""
-        assert self.pipelined is not None
-        weights = self.pipelined.gathered(self.master.named)
+        parts = {n: p for n, p in parts_of(self).items() if n.startswith("model/")}
+        weights = self.team.gathered(parts)
         if weights is None:
             return None
         with isolated(0):
             model = Decoder(self.cfg.model).to(self.device)
-        Master(model, self.cfg.precision).load(weights)
+        Master(model, self.cfg.precision).load({n.removeprefix("model/"): w for n, w in weights.items()})
         return model
 
     def save(self, folder: Path) -> Path:
-        """Write a checkpoint of everything that the next step depends on."""
-        masters, optimizer = {n: p.detach() for n, p in self.master.named.items()}, self.optimizer.state()
-        if self.pipelined is None:
-            weights = {**weights_of(self.model), **masters}
-        else:
-            whole = self.pipelined.gathered(masters)
-            states = self.pipelined.gathered(optimizer, owner=lambda key: key.rpartition("/")[0])
-            if whole is None or states is None:
-                return folder  # the first process writes
-            weights, optimizer = whole, states
-        broken = [name for name, w in weights.items() if not torch.isfinite(w).all()]
-        if broken:
-            raise RunError(f"step {self.progress.step}: {broken[0]} is not finite")
-        facts, generators = random_state()
-        tensors = {f"optimizer/{n}": t for n, t in optimizer.items()}
-        tensors |= {f"random/{n}": t for n, t in generators.items()}
-        state = {"progress": asdict(self.progress), "loader": self.loader.state_dict(), "random": facts}
+        """Write a checkpoint of everything that the next step depends on; RunError for a weight that is not finite."""
+        parts = parts_of(self)
+        broken = [
+            n for n, p in parts.items() if n.startswith("model/") and not torch.isfinite(p.tensor).all()
+        ]
+        if self.team.anyone(bool(broken)):
+            which = broken[0].removeprefix("model/") if broken else "a weight of another process"
+            raise RunError(f"step {self.progress.step}: {which} is not finite")
+        whole = self.team.gathered(parts)
+        if whole is None:
+            return folder  # the first process writes
+        weights = {n.removeprefix("model/"): t for n, t in whole.items() if n.startswith("model/")}
         files = {
             "model.safetensors": _bytes(weights),
             "config.json": self.cfg.model.to_json().encode(),
-            "state.safetensors": _bytes(tensors),
-            "state.json": json.dumps(state).encode(),
+            "state.safetensors": _bytes({n: t for n, t in whole.items() if not n.startswith("model/")}),
+            "state.json": json.dumps(facts_of(self)).encode(),
         }
         return save_checkpoint(folder, self.progress.step, files, self.cfg.keep_checkpoints)
 
-    def _load(self, checkpoint: Path) -> None:
-        """Take up everything but the weights from a checkpoint."""
-        state = read_state(checkpoint / "state.json")
-        tensors = read_safetensors(checkpoint / "state.safetensors")
-        saved = _under("optimizer/", tensors)
-        if self.pipelined is not None:  # the others are other processes'
-            saved = {k: t for k, t in saved.items() if k.rpartition("/")[0] in self.master.named}
-        self.optimizer.load_state(saved)
-        self.loader.load_state_dict(state["loader"])
-        self.progress = Progress(**state["progress"])
-        set_random_state(state["random"], _under("random/", tensors))
 
+def gradient(
+    cfg: TrainConfig, team: Team, model: Decoder, master: Master, batches: list[Batch]
+) -> tuple[float, int, dict[str, float], float]:
+    """Leave a step's gradient over all processes, clipped, in `master`: loss, targets, other terms, the norm before.
 
-def read_state(path: Path) -> dict[str, Any]:
-    """What `save` wrote besides tensors; InputError if the file is damaged or of another version."""
-    try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = set(state) == {"progress", "loader", "random"}
-        known = known and set(state["progress"]) == set(asdict(Progress()))
-        known = known and all(isinstance(v, int | float) for v in state["progress"].values())
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error}); delete its folder to use an older one") from None
-    if not known:
-        raise InputError(f"{path} has other fields than this version of twoaxis writes")
-    return state
+    batches: the micro-batches of this process.
+    """
+    total = team.targets(batches)
+    terms: dict[str, float] = {}
+    if team.pipelined is not None:
+        loss = team.pipelined.accumulate(master, batches, total)
+    else:
+        loss, total, terms = accumulate(model, master, batches, cfg.precision, cfg.depth_loss, total, team)
+    team.finish(master)
+    loss, *means = team.summed([loss, *terms.values()])
+    return loss, total, dict(zip(terms, means, strict=True)), team.clip(master, cfg.grad_clip)
 
 
 def accumulate(
-    model: Decoder, master: Master, batches: list[Batch], precision: str, depth_loss: float = 0.0
+    model: Decoder,
+    master: Master,
+    batches: list[Batch],
+    precision: str,
+    depth_loss: float = 0.0,
+    total: int | None = None,
+    team: Team | None = None,
 ) -> tuple[float, int, dict[str, float]]:
     """Leave the gradient of the mean loss over all targets in `master`; that loss, the number of targets.
 
     Each batch's sum is divided by the total number of targets, so the result does not depend on how rows
     are divided into batches. Without any target the loss and every gradient are 0. depth_loss: how much of
     the depth method's own term is added to each token's loss; the loss returned is without, and the term's
-    mean over the targets comes by its name.
+    mean over the targets comes by its name. total: the number of targets, where other processes have more.
     """
     device, name = model.embedding.weight.device, model.cfg.depth_config().loss_term
-    targets = sum(int((batch.targets != -100).sum()) for batch in batches)
+    targets = sum(int((batch.targets != -100).sum()) for batch in batches) if total is None else total
+    forward = model if team is None or team.ddp is None else team.ddp
     losses, terms = [], []
-    for batch in batches:
+    for index, batch in enumerate(batches):
+        if team is not None:
+            team.before(last=index == len(batches) - 1)
         segments = None if batch.segments is None else batch.segments.to(device)
         wanted = batch.targets.to(device)
         with computing_in(precision, device):
-            logits, last = run_to_the_end(model, batch.tokens.to(device), segments)
+            out = forward(batch.tokens.to(device), segments=segments, return_last=bool(name))
+            logits, state = out if name else (out, None)
         loss = token_loss(logits, wanted) / max(targets, 1)
         losses.append(loss.detach())
         if name:
-            term = model.stream.loss_term(last)
+            term = model.stream.loss_term(state)
             term = term.masked_fill(wanted == -100, 0.0).sum() / max(targets, 1)
             terms.append(term.detach())
             loss = loss + depth_loss * term
@@ -206,14 +185,6 @@ def accumulate(
         master.collect()
     means = {name: sum(x.item() for x in terms)} if name else {}
     return sum(x.item() for x in losses), targets, means
-
-
-def run_to_the_end(model: Decoder, tokens: Tensor, segments: Tensor | None) -> tuple[Tensor, Any]:
-    """Logits, and the state after the last block for a method that has a loss term of its own."""
-    if not model.cfg.depth_config().loss_term:
-        return model(tokens, segments=segments), None
-    x, last = model.to_the_end(tokens, model.context(tokens, segments))
-    return model.logits(x), last
 
 
 def last_good(folder: Path) -> str:
@@ -224,7 +195,3 @@ def last_good(folder: Path) -> str:
 
 def _bytes(tensors: dict[str, Tensor]) -> bytes:
     return to_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"format": "pt"})
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,112 @@
+"""The processes of a run: how many there are, their process group, and what they tell each other.
+
+    torchrun --nproc-per-node N -m twoaxis train --data-parallel N ...
+
+The same command without torchrun runs on one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from twoaxis.errors import InputError, RunError
+from twoaxis.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from twoaxis.train.session import Session
+
+
+def processes() -> int:
+    """How many processes torchrun, or a process group that is there already, has; 1 without."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def wanted(cfg: TrainConfig) -> int:
+    """How many processes a configuration is for; one is always allowed."""
+    return cfg.data_parallel * cfg.tensor_parallel * cfg.pipeline
+
+
+@contextlib.contextmanager
+def process_group(cfg: TrainConfig) -> Iterator[int]:
+    """The process group of a run, if it has several processes; yields the rank of this one.
+
+    What the group's engine raises, because another process died or did not answer in time, comes out as a
+    RunError that names the rank.
+    """
+    n = processes()
+    if n not in (1, wanted(cfg)):
+        raise InputError(
+            f"{n} processes and data_parallel={cfg.data_parallel}, tensor_parallel={cfg.tensor_parallel}, "
+            f"pipeline={cfg.pipeline}: start as many as their product, {wanted(cfg)}, or give such as --data-parallel {n}"
+        )
+    if n == 1 or dist.is_initialized():
+        yield dist.get_rank() if n > 1 else 0
+        return
+    backend = "nccl" if cfg.device != "cpu" and torch.cuda.is_available() else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend, timeout=timedelta(minutes=cfg.timeout))
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
+    """What `ask` returns on process 0 (plain data), on every process; InputError there is raised on all."""
+    if processes() == 1:
+        return ask()
+    said = b""
+    if dist.get_rank() == 0:
+        try:
+            said = json.dumps({"told": ask()}).encode()
+        except InputError as error:
+            said = json.dumps({"refused": str(error)}).encode()
+    size = torch.tensor([len(said)], device=device)
+    dist.broadcast(size, 0)
+    data = (
+        torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        if said
+        else torch.empty(int(size), dtype=torch.uint8)
+    )
+    data = data.to(device)
+    dist.broadcast(data, 0)
+    answer = json.loads(data.cpu().numpy().tobytes())
+    if "refused" in answer:
+        raise InputError(answer["refused"])
+    return answer["told"]
+
+
+@contextlib.contextmanager
+def lost(run: Session, minutes: float) -> Iterator[None]:
+    """RunError naming this rank and its step, for what torch raises when another process is gone or silent."""
+    try:
+        yield
+    except RunError:
+        raise
+    except (dist.DistError, RuntimeError) as error:
+        if not dist.is_initialized() or not _of_the_group(error):
+            raise
+        line = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"rank {dist.get_rank()}, step {run.progress.step + 1}: another process died or did not answer "
+            f"within {minutes:g} minutes ({line}); start again with --resume, or let torchrun do so (--max-restarts)"
+        ) from None
+
+
+SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout", "broken pipe")
+
+
+def _of_the_group(error: Exception) -> bool:
+    """Whether an error comes from the engine between processes."""
+    return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in SIGNS)

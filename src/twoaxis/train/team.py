@@ -1,0 +1,179 @@
+"""What is different when a run has several processes: how the model is divided and gradients come together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from twoaxis.data import Batch
+from twoaxis.errors import InputError
+from twoaxis.model import Decoder
+from twoaxis.model.files import plain_name
+from twoaxis.parallel.mesh import Mesh, clip_to
+from twoaxis.parallel.placement import Placement
+from twoaxis.train.config import TrainConfig
+from twoaxis.train.gathering import gathered
+from twoaxis.train.optimizer import clip_gradients
+from twoaxis.train.pipelined import Pipelined
+from twoaxis.train.precision import Master
+from twoaxis.train.processes import processes
+from twoaxis.train.state import Part
+
+
+class Team:
+    """This process's part in a run. `model`, whole and the same on every process, is divided in place.
+
+    placements: where each parameter that is trained here lies in the whole one. rows: (rank, number) of this
+    process among those that read rows of their own. micro_batches: those of a step, on this process.
+    """
+
+    def __init__(self, cfg: TrainConfig, model: Decoder, device: torch.device) -> None:
+        self.cfg, self.model, self.device = cfg, model, device
+        self.mesh: Mesh | None = None
+        self.pipelined: Pipelined | None = None
+        self.ddp: Any = None  # torch's DDP around the model
+        self.shared_out: frozenset[str] = frozenset()  # divided by FSDP
+        self.cut: frozenset[str] = frozenset()  # divided over the tensor processes
+        self.placements = {plain_name(n): Placement.whole(p.shape) for n, p in model.named_parameters()}
+        self.rows, self.micro_batches = (0, 1), cfg.accumulation * cfg.data_parallel
+        if processes() > 1:
+            _refuse(cfg)
+            self.mesh = Mesh(
+                device, data=cfg.data_parallel, tensor=cfg.tensor_parallel, pipeline=cfg.pipeline
+            )
+            self.rows, self.micro_batches = (self.mesh.at["data"], cfg.data_parallel), cfg.accumulation
+            self._divide(self.mesh)
+
+    def _divide(self, mesh: Mesh) -> None:
+        cfg, model = self.cfg, self.model
+        if cfg.pipeline > 1:
+            self.pipelined = Pipelined(cfg, model, self.device, mesh)
+        held = {n for n, _ in model.named_parameters()}
+        self.placements = {n: at for n, at in self.placements.items() if n in held}
+        if cfg.data_parallel > 1 and cfg.sharding == "fsdp":
+            from twoaxis.parallel.replicas import shard
+
+            low = cfg.precision == "bf16_master"
+            self.shared_out = shard(model, mesh, low_precision=low, ends=self.pipelined is None)
+            for name in self.shared_out:
+                self.placements[name] = self.placements[name].share(*self.rows)
+        elif cfg.data_parallel > 1 and self._by_ddp:
+            from twoaxis.parallel.replicas import replicate
+
+            self.ddp = replicate(model, mesh)
+
+    @property
+    def _by_ddp(self) -> bool:
+        """Whether torch's DDP sums gradients during backward; else they are summed after it.
+
+        It cannot in a pipeline, and would sum bfloat16 gradients before they reach their float32 masters.
+        """
+        return self.cfg.sharding == "ddp" and self.pipelined is None and self.cfg.precision != "bf16_master"
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.mesh is None or self.mesh.rank == 0
+
+    def targets(self, batches: list[Batch]) -> int:
+        """The number of targets of a step, over all processes."""
+        mine = sum(int((batch.targets != -100).sum()) for batch in batches)
+        return int(self.summed([float(mine)])[0])
+
+    def before(self, last: bool) -> None:
+        """Called before each micro-batch, with whether it is the step's last: gradients are summed with that one."""
+        if self.shared_out and self.pipelined is None:
+            from twoaxis.parallel.replicas import sum_at_last
+
+            sum_at_last(self.model, last)
+        elif self.ddp is not None:
+            self.ddp.require_backward_grad_sync = last
+
+    def finish(self, master: Master) -> None:
+        """Sum what backward has not summed yet, once a step's backward passes are done."""
+        if self.mesh is None:
+            return
+        if self.pipelined is not None:
+            self.pipelined.pipeline.gradients.sum_shared(master.named)
+        if self.ddp is None:
+            loose = [p for n, p in master.named.items() if n not in self.shared_out]
+            self.mesh.sum_gradients(loose, "data")
+
+    def clip(self, master: Master, largest: float) -> float:
+        """Scale the gradients of all processes to a norm of at most `largest`; the norm before."""
+        if self.mesh is None:
+            return clip_gradients(master.named.values(), largest)
+        found = {n: p.grad for n, p in master.named.items() if p.grad is not None}
+        return clip_to(found.values(), (g for n, g in found.items() if self.answers(n)), largest)
+
+    def answers(self, name: str) -> bool:
+        """Whether this process answers for its part of a parameter: in norms, and when files are written."""
+        if self.mesh is None:
+            return True
+        at = self.mesh.at
+        if self.pipelined is not None and self.pipelined.holders(name)[0] != at["pipeline"]:
+            return False
+        return (name in self.shared_out or at["data"] == 0) and (name in self.cut or at["tensor"] == 0)
+
+    @property
+    def answers_for_rows(self) -> bool:
+        """Whether this process answers for the generators of those that read the same rows."""
+        return self.mesh is None or self.mesh.at["tensor"] == self.mesh.at["pipeline"] == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the run's only process."""
+        return self.mesh is None
+
+    def gathered(self, parts: Mapping[str, Part]) -> dict[str, Tensor] | None:
+        """The whole tensors of which processes have these parts, on process 0; None on the others."""
+        if self.mesh is None:
+            return {name: part.tensor for name, part in parts.items()}
+        return gathered({n: (p.tensor, p.place) for n, p in parts.items() if p.mine}, self.mesh)
+
+    def summed(self, values: list[float]) -> list[float]:
+        """Numbers summed over the processes with rows of their own."""
+        if self.mesh is None or self.cfg.data_parallel == 1:
+            return values
+        told: list[float] = self.mesh.sum(self._numbers(values), "data").tolist()
+        return told
+
+    def first_says(self, values: list[float]) -> list[float]:
+        """The numbers of process 0, on every process."""
+        if self.mesh is None:
+            return values
+        tensor = self._numbers(values)
+        dist.broadcast(tensor, 0)
+        told: list[float] = tensor.tolist()
+        return told
+
+    def anyone(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        if self.mesh is None:
+            return flag
+        return self.mesh.sum(self._numbers([float(flag)])).item() > 0
+
+    def _numbers(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+
+def _refuse(cfg: TrainConfig) -> None:
+    """InputError for what does not work together yet."""
+    if cfg.tensor_parallel > 1:
+        raise InputError(f"tensor_parallel={cfg.tensor_parallel}: not there yet; use 1")
+    divided = [
+        name
+        for name, given in (
+            ("sharding='fsdp'", cfg.data_parallel > 1 and cfg.sharding == "fsdp"),
+            (f"tensor_parallel={cfg.tensor_parallel}", cfg.tensor_parallel > 1),
+        )
+        if given
+    ]
+    if divided and cfg.optimizer == "muon":
+        raise InputError(f"optimizer='muon' with {divided[0]}: Muon needs whole matrices; use adamw")
+    if divided and cfg.compile:
+        raise InputError(f"compile with {divided[0]}: not supported together; leave one out")

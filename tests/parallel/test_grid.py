@@ -1,0 +1,120 @@
+"""Data parallel, sharded, tensor parallel, and each with a pipeline: gradients, norms and steps equal one process.
+
+The process that runs the tests computes the same configuration alone: as many micro-batches, one after another.
+"""
+
+import pytest
+import torch
+
+from configurations import depths
+from parallel.grid import descended
+from twoaxis import methods
+
+CLOSE = {"float64": {"rtol": 1e-10, "atol": 1e-12}, "float32": {"rtol": 1e-5, "atol": 1e-6}}
+DDP, FSDP = {"data_parallel": 2}, {"data_parallel": 2, "sharding": "fsdp"}
+INTERLEAVED = {"pipeline": 2, "pipeline_virtual": 2, "pipeline_schedule": "interleaved"}
+
+
+def full(*case):
+    """A case of the full tier; the default cases cover what it shows pairwise."""
+    return pytest.param(*case, marks=pytest.mark.full)
+
+
+def equal(world, size, depth, options, *, dtype="float64", alone=None, close=None, **more):
+    """Run on `size` processes and on this one (with the options `alone` besides), and hold one to the other."""
+    answers = world(size).run("grid.descended", depth, options, dtype=dtype, **more)
+    told, expected = descended(depth, options | (alone or {}), dtype=dtype, **more)
+    close = close or CLOSE[dtype]
+    for found, _ in answers:
+        for ours, theirs in zip(found, told, strict=True):
+            assert ours == pytest.approx(theirs, rel=close["rtol"])
+    whole = answers[0][1]
+    assert whole.keys() == expected.keys()
+    assert all(whole is None for _, whole in answers[1:])
+    for name, tensor in expected.items():
+        torch.testing.assert_close(whole[name], tensor, **close, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# 2 processes with batch b equal one with batch 2b: rows are dealt in one order, losses divided by all targets
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [
+        ("attnres", DDP),
+        ("hyper_connections", FSDP),  # has parameters of one number, which stay whole
+        ("depth_window", FSDP),  # shares modules over blocks
+        full("hyper_connections", DDP),
+        full("depth_window", DDP),
+    ],
+    ids=str,
+)
+def test_rows_over_two_processes(world, depth, options):
+    equal(world, 2, depth, options, alone={"data_parallel": 1, "batch_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [
+        ("denseformer", DDP | {"pipeline": 2}),
+        ("hyper_connections", FSDP | INTERLEAVED),
+        full("depth_window", DDP | INTERLEAVED),
+        full("residual_scalars", FSDP | {"pipeline": 2, "pipeline_schedule": "gpipe"}),
+    ],
+    ids=str,
+)
+def test_rows_and_a_pipeline(world, depth, options):
+    equal(world, 4, depth, options)
+
+
+def test_float32(world):
+    equal(world, 2, "denseformer", FSDP, dtype="float32")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [DDP, FSDP], ids=str)
+@pytest.mark.parametrize("depth", depths())
+def test_every_method_over_rows(world, depth, options):
+    equal(world, 2, depth, options)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [DDP, FSDP], ids=str)
+@pytest.mark.parametrize("depth", methods("depth"))
+def test_every_method_over_rows_and_a_pipeline(world, depth, options):
+    equal(world, 4, depth, options | {"pipeline": 2})
+
+
+@pytest.mark.parametrize(
+    ("depth", "more"),
+    [
+        ("attnres", {"checkpointing": True}),
+        ("attnres", {"fields": {"history": "recompute"}}),
+        ("denseformer", {"fields": {"history": "int8"}}),
+        ("additive", {"fields": {"tie_embeddings": False}}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_what_is_kept_for_backward_changes_nothing(world, depth, more, options):
+    equal(world, 2, depth, options, **more)
+
+
+# bfloat16 weights with float32 masters are FSDP's mixed precision
+@pytest.mark.parametrize("options", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_bfloat16_with_float32_masters(world, options):
+    close = {"rtol": 0.03, "atol": 2e-3}
+    equal(world, 2, "attnres", options | {"precision": "bf16_master"}, dtype="float32", steps=1, close=close)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (FSDP | {"optimizer": "muon"}, "Muon needs whole matrices"),
+        (FSDP | {"compile": True}, "not supported together"),
+        (DDP | {"pipeline": 2}, "start as many, or give sizes"),
+    ],
+    ids=["muon", "compile", "grid"],
+)
+def test_what_does_not_fit_is_refused_on_every_process(world, options, said):
+    for answer in world(2).run("grid.refused", "additive", options):
+        assert said in answer
+        assert len(answer.splitlines()) == 1
