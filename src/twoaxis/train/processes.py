@@ -47,7 +47,7 @@ def process_group(cfg: TrainConfig) -> Iterator[int]:
     if n not in (1, wanted(cfg)):
         raise InputError(
             f"{n} processes and data_parallel={cfg.data_parallel}, tensor_parallel={cfg.tensor_parallel}, "
-            f"pipeline={cfg.pipeline}: start as many as their product, {wanted(cfg)}, or give such as --data-parallel {n}"
+            f"pipeline={cfg.pipeline}: start their product, {wanted(cfg)}, or give such as --data-parallel {n}"
         )
     if n == 1 or dist.is_initialized():
         yield dist.get_rank() if n > 1 else 0
