@@ -12,12 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+STORING = {
+    "int8": 8,
+    "bfloat16": 1,
+    "float16": 1,
+}  # kernels that round: largest, scale, division, rounding, ..
+PASSING = ("add", "value", "store")  # kernels whose gradient is that of their result
+
 
 @dataclass(eq=False, slots=True)
 class Array:
     """An array of `numbers` entries of `itemsize` bytes; `width` of them for each token.
 
     base: what it is a view of. constant: no gradient reaches it. parameter: it is never counted as saved.
+    held: the bytes of its memory where it is kept in fewer bits than it is computed in (`depth/stored.py`).
     """
 
     numbers: int
@@ -26,6 +34,7 @@ class Array:
     base: Array | None = None
     constant: bool = False
     parameter: bool = False
+    held: int | None = None
 
     @property
     def root(self) -> Array:
@@ -35,13 +44,19 @@ class Array:
     @property
     def nbytes(self) -> int:
         """Bytes of the entries (of a view: its own)."""
+        return self.grad_nbytes if self.held is None else self.held
+
+    @property
+    def grad_nbytes(self) -> int:
+        """Bytes of its gradient, and of its value."""
         return self.numbers * self.itemsize
 
     def view(self, width: int | None = None) -> Array:
         """Part of the array, `width` numbers of each token, in the same memory."""
         width = self.width if width is None else width
         numbers = self.numbers // max(self.width, 1) * width
-        return Array(numbers, width, self.itemsize, self, self.constant, self.parameter)
+        held = None if self.held is None else self.held * numbers // self.numbers
+        return Array(numbers, width, self.itemsize, self, self.constant, self.parameter, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,8 @@ class Kernel:
 class Tape:
     """A forward pass over `batch_size` rows of `seq_len` tokens, or, decoding, over their last tokens alone.
 
-    itemsize: of activations and weights. state_itemsize: of the residual state.
+    itemsize: of activations and weights. state_itemsize: of the residual state. again: the kernels (from, to) that
+    the backward pass begins by running once more, of which nothing but their input, `entry`, is kept.
     """
 
     batch_size: int
@@ -82,6 +98,8 @@ class Tape:
     part: str = ""
     kernels: list[Kernel] = field(default_factory=list)
     boundaries: list[tuple[int, tuple[Array, ...]]] = field(default_factory=list)
+    again: tuple[int, int] | None = None
+    entry: Array | None = None
 
     @property
     def tokens(self) -> int:
@@ -121,9 +139,30 @@ class Tape:
         flops: int = 0,
         **more: Any,
     ) -> Array:
-        """Note a `Kernel`; returns its first output."""
+        """Note a `Kernel`; returns its first output. What is kept in fewer bits is first turned into its value."""
+        inputs = [self._value(x) for x in inputs]
         self.kernels.append(Kernel(name, self.part, tuple(inputs), outputs, tuple(keep), flops, **more))
         return outputs[0]
+
+    def store(self, x: Array, dtype: str) -> Array:
+        """x kept as `dtype`, with a number per token for int8; x itself for "full"."""
+        if dtype == "full":
+            return x
+        scales = self.tokens * max(4, x.itemsize) if dtype == "int8" else 0
+        held = x.numbers * (1 if dtype == "int8" else 2) + scales
+        kept = Array(x.numbers, x.width, x.itemsize, held=held)
+        self.kernels.append(
+            Kernel("store", self.part, (x,), (kept,), (), launches=STORING[dtype], moved=x.nbytes + held)
+        )
+        return kept
+
+    def _value(self, x: Array) -> Array:
+        """What is computed with: x, or the value of what is kept in fewer bits."""
+        if x.held is None:
+            return x
+        value = self.like(x)
+        self.kernels.append(Kernel("value", self.part, (x,), (value,), ()))
+        return value
 
     def like(self, x: Array) -> Array:
         """A new array as `x` is."""

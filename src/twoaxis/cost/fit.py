@@ -2,7 +2,8 @@
 
 training   weights and gradients in the model's dtype, AdamW's float32 state (4 more bytes a weight where the
            weights are not float32), split by tp and pp, and the state by dp as well;
-           saved activations of the micro-batches in flight (P of them at most), split by tp and cp
+           saved activations of the micro-batches in flight (P of them at most), split by tp and cp; of a network
+           that runs again for its backward pass what one micro-batch saves then
 decoding   weights and the cache, split by tp and pp
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twoaxis.cost.counts import checkpointed, recomputed_bytes
+from twoaxis.cost.counts import checkpointed, kept, recomputed_bytes
 from twoaxis.cost.load import Load
 from twoaxis.cost.mesh import Mesh
 from twoaxis.tape import Array, Tape
@@ -40,12 +41,13 @@ def memory(t: Tape, load: Load, mesh: Mesh, parameters: int, state_bytes: int) -
     optimizer = (8 if t.itemsize >= 4 else 12) / mesh.dp
     spread = mesh.tp * mesh.cp
     flight = min(load.micro_batches, mesh.pp) / mesh.pp
-    saved, kept = t.saved(), checkpointed(t)
-    ends, ends_kept = _of_head(saved), _of_head(kept)  # these lie on the last stage alone
+    saved, inputs = kept(t), checkpointed(t)
+    remade = sum(x.nbytes for x in t.saved() if x not in saved)
+    ends, ends_kept = _of_head(saved), _of_head(inputs)  # these lie on the last stage alone
     return Memory(
         model=parameters / slices * (2 * t.itemsize + optimizer),
-        activations=((_bytes(saved) - ends) * flight + ends) / spread,
-        checkpointed=((_bytes(kept) - ends_kept) * flight + ends_kept + recomputed_bytes(t)) / spread,
+        activations=((_bytes(saved) - ends) * flight + ends + remade) / spread,
+        checkpointed=((_bytes(inputs) - ends_kept) * flight + ends_kept + recomputed_bytes(t)) / spread,
     )
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twoaxis.tape import Array, Kernel, Tape
+from twoaxis.tape import PASSING, Array, Kernel, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,25 @@ class Fused:
 
 def fused(t: Tape) -> list[Fused]:
     """The kernels of a training step's passes, or of a decoding step's, at the limit."""
-    groups = _groups(t.kernels)
+    every = groups(t.kernels)
     users: dict[Array, list[int]] = defaultdict(list)
-    for number, group in enumerate(groups):
+    for number, group in enumerate(every):
         for root in {x.root for kernel in group for x in kernel.inputs}:
             users[root].append(number)
     ends = {x.root for _, state in t.boundaries[-1:] for x in state}
     held: dict[Array, object] = {}  # the sum so far of each array's gradient; equal ones are one
-    made = [_limit(group, n, users, ends, held) for n, group in reversed(list(enumerate(groups)))]
+    made = [_limit(group, n, users, ends, held) for n, group in reversed(list(enumerate(every)))]
     return made[::-1]
 
 
-def _groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
-    groups: list[list[Kernel]] = []
+def groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    """Kernels that are one at the limit."""
+    found: list[list[Kernel]] = []
     for kernel in kernels:
-        if kernel.product or not groups or groups[-1][0].product:
-            groups.append([])
-        groups[-1].append(kernel)
-    return groups
+        if kernel.product or not found or found[-1][0].product:
+            found.append([])
+        found[-1].append(kernel)
+    return found
 
 
 def _limit(
@@ -63,13 +64,13 @@ def _limit(
     product = group[0].product
     forward = _bytes(read) + _bytes(out or group[-1].outputs[:1])
     stored = made.intersection(out)
-    backward = _bytes(out) * (2 if product else 1) + _bytes(_needed(group, made - stored))
+    backward = sum(x.grad_nbytes for x in out) * (2 if product else 1) + _bytes(_needed(group, made - stored))
     written: dict[object, object] = {}
     for x, name in _gradients(group, read, stored).items():
         part_of = held.get(x), name
         if part_of not in written:
             written[part_of] = object()
-            backward += x.nbytes * (2 if x in held else 1)
+            backward += x.grad_nbytes * (2 if x in held else 1)
         held[x] = written[part_of]
     part = next((k.part for k in group if k.part == "depth"), group[0].part)
     flops = sum(kernel.flops for kernel in group)
@@ -95,7 +96,7 @@ def _gradients(group: list[Kernel], read: list[Array], stored: set[Array]) -> di
         made = kernel.outputs[0]
         name = made if made in stored else names.get(made, made)
         for x in kernel.inputs:
-            names[x] = x if kernel.name != "add" or x in names else name
+            names[x] = x if kernel.name not in PASSING or x in names else name
     return {x: names[x] for x in read if not x.constant}
 
 

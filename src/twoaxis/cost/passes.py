@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twoaxis.depth.history_spec import parse_history
 from twoaxis.depth.trace import Core, Trace, run
 from twoaxis.model.config import ModelConfig
 from twoaxis.sequence.mixer import Place
@@ -16,7 +17,7 @@ def traced(
 ) -> Tape | None:
     """Every kernel of `model.loss`, or of the decoding step of token `seq_len`; None if a part has no trace."""
     depth, layout = cfg.depth_config(), cfg.layout()
-    if depth.trace is None or layout.history != "full":
+    if depth.trace is None:
         return None
     item = DTYPES[dtype].itemsize
     state = 8 if dtype == "float64" else DTYPES[layout.state_dtype].itemsize
@@ -30,7 +31,10 @@ def traced(
         tokens = t.array(1, 8, constant=True)
         x = t.state(t.run("embedding", (tokens, table), t.array(cfg.d_model), keep=(tokens,)))
     trace: Trace = depth.trace(depth, layout, t)
+    t.entry, start = x, len(t.kernels)
     x = run(trace, x, cores)
+    if parse_history(layout.history).recompute and not decoding:
+        t.again = start, len(t.kernels)
     with t.of("head"):
         logits = t.linear(t.cast(x, t.itemsize), cfg.vocab_size)
         if not decoding:

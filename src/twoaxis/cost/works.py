@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from twoaxis.cost.fused import fused
-from twoaxis.tape import Array, Kernel, Tape
+from twoaxis.cost.fused import fused, groups
+from twoaxis.tape import PASSING, Array, Kernel, Tape
 
 Execution = Literal["eager", "fused"]
 NONLINEAR = ("softmax", "log_softmax", "silu", "gelu", "sigmoid", "tanh")
@@ -34,10 +34,14 @@ class Work:
 
 
 def works(t: Tape, execution: Execution) -> tuple[list[Work], list[Work]]:
-    """(forward, backward) of a tape."""
+    """(forward, backward) of a tape; a backward pass that begins with a forward one has its kernels too."""
     if execution == "fused":
-        return _fused(t)
-    return [_forward(kernel) for kernel in t.kernels], _backward(t)
+        forward, backward = _fused(t)
+        again = forward[: len(groups(t.kernels[: t.again[1]]))] if t.again else []
+    else:
+        forward, backward = [_forward(kernel) for kernel in t.kernels], _backward(t)
+        again = forward[slice(*t.again)] if t.again else []
+    return forward, [*again, *backward]
 
 
 def _fused(t: Tape) -> tuple[list[Work], list[Work]]:
@@ -69,12 +73,14 @@ def _backward(t: Tape) -> list[Work]:
     for kernel in reversed(t.kernels):
         inputs = [x for x in kernel.inputs if not x.constant]
         launches = moved = 0
-        if kernel.name != "add":
+        if inputs and kernel.name not in PASSING:
             launches = len(inputs) if kernel.product else min(len(inputs), kernel.launches)
-            moved = _bytes(kernel.outputs[:1]) * max(1, launches) + _bytes(kernel.keep) + _bytes(inputs)
+            moved = (
+                _gradients(kernel.outputs[:1]) * max(1, launches) + _bytes(kernel.keep) + _gradients(inputs)
+            )
         for x in inputs:
             if x in reached:
-                launches, moved = launches + 1, moved + 3 * x.nbytes
+                launches, moved = launches + 1, moved + 3 * x.grad_nbytes
             reached.add(x)
         exponentials = _exponentials(kernel) if kernel.name in AGAIN else 0.0
         found.append(
@@ -105,3 +111,7 @@ def _exponentials(kernel: Kernel) -> float:
 
 def _bytes(arrays: tuple[Array, ...] | list[Array]) -> int:
     return sum(x.nbytes for x in arrays)
+
+
+def _gradients(arrays: tuple[Array, ...] | list[Array]) -> int:
+    return sum(x.grad_nbytes for x in arrays)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from twoaxis.depth.history import History
 from twoaxis.depth.trace import Trace
 from twoaxis.ops import traced
 from twoaxis.tape import Array
@@ -17,7 +16,7 @@ class AttnResTrace(Trace):
     cfg: Any
 
     def open(self, x: Array) -> Any:
-        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(x, 0)}  # type: ignore[arg-type]
 
     def mixture(self, state: Any, weighed: bool = True) -> Array:
         """The normed read; without weights of the sum."""

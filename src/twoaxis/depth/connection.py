@@ -147,6 +147,9 @@ class Connection(nn.Module, ABC):
         """(B, T): how many states its read counts on, where the model learns it; None where it does not."""
         return None
 
+    def read_widest(self) -> None:
+        """Set what decides how many states a read sees so that it sees all that it can: what its cost counts."""
+
     def forward(self, state: State, core: Core, ctx: Context) -> State:
         """Read, run the core, write."""
         reads, carry = self.read(state, ctx)

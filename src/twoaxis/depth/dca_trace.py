@@ -18,7 +18,7 @@ class DCATrace(Trace):
     cfg: Any
 
     def open(self, x: Array) -> Any:
-        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(x, 0)}  # type: ignore[arg-type]
 
     def grn(self, state: Any, reads: int) -> list[Array]:
         """The mixtures of all sources."""

@@ -17,7 +17,7 @@ class DeltaTrace(Trace):
     cfg: Any
 
     def open(self, x: Array) -> Any:
-        sources = History() if self.cfg.released else History((x,), (0,))  # type: ignore[arg-type]
+        sources = self.sources() if self.cfg.released else self.sources().push(x, 0)  # type: ignore[arg-type]
         return {"stream": x, "sources": sources}
 
     def added(self, H: Array, sources: list[Array], of_values: bool) -> list[Array]:

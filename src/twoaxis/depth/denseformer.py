@@ -184,7 +184,7 @@ class DenseFormerTrace(Trace):
 
     def open(self, x: Array) -> State:
         kept = self.cfg.kept(0, self.layout.n_blocks)
-        return {"stream": x, "sources": History((x,), (0,)).keep(kept.__contains__)}  # type: ignore[arg-type]
+        return {"stream": x, "sources": self.sources().push(x, 0).keep(kept.__contains__)}  # type: ignore[arg-type]
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, Any]:
         return super().read(state["stream"], block, index)
@@ -193,9 +193,10 @@ class DenseFormerTrace(Trace):
         x = super().write(state["stream"], carry, y, block, index)
         if not self.closes(block, index):
             return {**state, "stream": x}
-        outputs, mixed = state["sources"].push(x, block + 1), self.cfg.mixed(block + 1)
+        sources, mixed = state["sources"], self.cfg.mixed(block + 1)
+        outputs = sources.push(x, block + 1)
         if mixed:
-            x = traced.mix(self.t, outputs.keep(mixed.__contains__).sources)
+            x = traced.mix(self.t, [*sources.keep(mixed.__contains__).sources, x])
         return {
             "stream": x,
             "sources": outputs.keep(self.cfg.kept(block + 1, self.layout.n_blocks).__contains__),

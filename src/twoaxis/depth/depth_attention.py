@@ -192,7 +192,7 @@ class DepthAttentionTrace(Trace):
     cfg: DepthAttention.Config
 
     def open(self, x: Array) -> State:
-        return {"stream": x, "sources": History()}
+        return {"stream": x, "sources": self.sources()}
 
     def sublayer(self, state: State, core: Any, block: int, index: int) -> State:
         reads, _ = self.read(state["stream"], block, index)

@@ -175,7 +175,7 @@ class DepthConvTrace(Trace):
     cfg: DepthConv.Config
 
     def open(self, x: Array) -> State:
-        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(x, 0, carried=True)}  # type: ignore[arg-type]
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, Array]:
         seen = state["sources"].last(self.cfg.taps(block)).sources
@@ -186,7 +186,7 @@ class DepthConvTrace(Trace):
         x = super().write(carry, None, y, block, index)
         if self.closes(block, index):
             kept = self.cfg.kept(block + 1, self.layout.n_blocks)
-            return {"sources": state["sources"].push(x, block + 1).last(kept)}
+            return {"sources": state["sources"].push(x, block + 1, carried=True).last(kept)}
         return {"sources": state["sources"], "stream": x}
 
     def close(self, state: State) -> Array:

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from twoaxis.depth.history import History
 from twoaxis.depth.trace import Trace
 from twoaxis.ops import traced
 from twoaxis.tape import Array
 
 
 class DepthWindowTrace(Trace):
-    """One read of a window of block states before each block."""
+    """One read of a window of block states before each block; `logits`, one a state, are added to all heads' scores."""
 
     cfg: Any
 
     def open(self, x: Array) -> Any:
-        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(x, 0, carried=True)}  # type: ignore[arg-type]
 
-    def read(self, state: Any, block: int, index: int) -> tuple[Any, Array]:
+    def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
         x = state.get("stream")
         if index == 0:
             seen = state["sources"].last(self.cfg.n_sources(block)).sources
             x = self.inject(seen[-1], self.window_read(seen))
         return super().read(x, block, index)[0], x
 
-    def window_read(self, seen: tuple[Array, ...]) -> Array:
+    def window_read(self, seen: tuple[Array, ...], logits: Sequence[Array] = ()) -> Array:
         """W_O z."""
         t, cfg, d = self.t, self.cfg, self.layout.d_model
-        mixed = self.mixed(seen) if len(seen) > 1 else [seen[-1]] * cfg.heads
+        mixed = self.mixed(seen, logits) if len(seen) > 1 else [seen[-1]] * cfg.heads
         parts = [t.linear(t.cast(m, t.itemsize), d // cfg.heads) for m in mixed]
         z = t.run("cat", parts, t.array(d)) if len(parts) > 1 else parts[0]
         return t.linear(z, d) if cfg.output else z
 
-    def mixed(self, seen: tuple[Array, ...]) -> list[Array]:
+    def mixed(self, seen: tuple[Array, ...], logits: Sequence[Array] = ()) -> list[Array]:
         """The window's states mixed, for each head."""
         t, cfg, d, n = self.t, self.cfg, self.layout.d_model, len(seen)
         width = d // cfg.heads
@@ -46,14 +46,27 @@ class DepthWindowTrace(Trace):
                 t.run("rotate", (x, *angles), t.like(x), keep=angles, launches=5) for x in (q, *keys)
             ]
             rows = [Array(k.numbers, width, k.itemsize, k) for k in keys]
-            weights = traced.depth_read(t, query, rows, normed=False, weights_only=True)
+            stacked = self.stacked(logits, cfg.heads)
+            weights = traced.depth_read(t, query, rows, normed=False, weights_only=True, keep=stacked)
             return [traced.mix(t, seen, [weights.view(n)], by_token=True) for _ in range(cfg.heads)]
-        biases = [t.table(n) for _ in range(cfg.heads)] if cfg.position == "bias" else []
         absorbed = [t.linear(q.view(width), d) for _ in range(cfg.heads)]
         return [
-            traced.depth_read(t, query, seen, normed=False, keep=biases[h : h + 1])
-            for h, query in enumerate(absorbed)
+            traced.depth_read(t, query, seen, normed=False, keep=self.biases(n, logits)) for query in absorbed
         ]
+
+    def biases(self, n: int, logits: Sequence[Array]) -> list[Array]:
+        """What is added to one head's scores, as the operator keeps it."""
+        t, learned = self.t, self.cfg.position == "bias"
+        if learned and logits:
+            by_age = t.weight(n)
+            logits = [t.run("add", (by_age, x), t.like(x)) for x in logits]
+        return self.stacked(logits) if logits else [t.table(n)] * learned
+
+    def stacked(self, logits: Sequence[Array], heads: int = 1) -> list[Array]:
+        """Logits (B, T) in one array, for each head."""
+        t, n = self.t, len(logits)
+        numbers = n * t.tokens * heads
+        return [t.run("stack", logits, Array(numbers, n * heads, t.wide))] if n else []
 
     def inject(self, h: Array, z: Array) -> Array:
         """The block's input."""
@@ -71,7 +84,7 @@ class DepthWindowTrace(Trace):
         x = super().write(carry, None, y, block, index)
         if self.closes(block, index):
             kept = self.cfg.kept(block + 1, self.layout.n_blocks)
-            return {"sources": state["sources"].push(x, block + 1).last(kept)}
+            return {"sources": state["sources"].push(x, block + 1, carried=True).last(kept)}
         return {"sources": state["sources"], "stream": x}
 
     def close(self, state: Any) -> Array:

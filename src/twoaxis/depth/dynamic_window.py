@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import State, Stream
+from twoaxis.depth.dynamic_window_trace import DynamicWindowTrace
 from twoaxis.depth.window_read import WindowRead
 from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.depth.windowed import Windowed, WindowedConfig, WindowedStream
@@ -30,6 +31,8 @@ from twoaxis.errors import InputError
 from twoaxis.ops import rms
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.types import Context, Coordinates, Layout, Reads, TensorSpec
+
+OPEN = 30.0  # sigmoid(OPEN) is 1 in float32
 
 
 @spec.register("depth", "dynamic_window")
@@ -53,7 +56,6 @@ class DynamicWindow(Windowed):
         """
 
         loss_term: ClassVar[str] = "window_share"
-        untraced: ClassVar[str] = "how many states it reads depends on the tokens"
 
         window_blocks: int = 4
         form: Literal["soft", "gates"] = "soft"
@@ -128,6 +130,10 @@ class DynamicWindow(Windowed):
         """K_t (B, T); with gates 1 + g_1 + g_1 g_2 + .."""
         return self.chosen(state, ctx)[-1]
 
+    def read_widest(self) -> None:
+        if self.chooser is not None:
+            nn.init.constant_(self.chooser.bias, OPEN)
+
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
         if not self.opens:
             reads, x = super().read(state, ctx)
@@ -171,7 +177,7 @@ class SoftWindow(nn.Module):
         with full_precision(h):
             K = 1 + (self.most - 1) * self.scores(h).squeeze(-1).sigmoid()
             if K.numel() and K.device.type != "meta" and not torch.compiler.is_compiling():
-                widest = K.max().item()
+                widest = K.detach().max().item()
                 n = min(n, math.ceil(R + widest - 1)) if math.isfinite(widest) else n
             return K, [K.new_zeros(()), *(_log((R + K - 1 - z) / R) for z in range(1, n))]
 
@@ -203,3 +209,6 @@ class DynamicStream(WindowedStream):
         """The mean of K_t / K_max over the blocks that choose, (B, T)."""
         share: Tensor = state["share"]
         return share
+
+
+DynamicWindow.Config.trace = DynamicWindowTrace

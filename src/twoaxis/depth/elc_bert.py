@@ -189,7 +189,7 @@ class ELCTrace(Trace):
     cfg: ELCBert.Config
 
     def open(self, x: Array) -> State:
-        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(x, 0)}  # type: ignore[arg-type]
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, State]:
         if index == 0:
@@ -206,7 +206,8 @@ class ELCTrace(Trace):
         if self.cfg.variant == "normalized":
             branch = self.t.layer_norm(branch)
         kept = self.cfg.kept(block + 1, self.layout.n_blocks)
-        return {"sources": carry["sources"].push(branch, block + 1).last(len(kept))}
+        ends = block == self.layout.n_blocks - 1 and self.cfg.variant != "weighted_output"
+        return {"sources": carry["sources"].push(branch, block + 1, carried=ends).last(len(kept))}
 
     def close(self, state: State) -> Array:
         sources = state["sources"].sources

@@ -47,13 +47,19 @@ class History:
 
     def push(self, source: Tensor, index: int, carried: bool = False) -> History:
         """The history with one more source, and the one that was carried as far kept like the others."""
-        sources, dtype = self.sources, self.dtype
+        sources = self.sources
         if self.carried:
-            sources = (*sources[:-1], store(sources[-1], dtype))
-        newest = source if carried else store(source, dtype)
-        carried = carried and dtype != "full"
-        index_too = (*self.index, index)
-        return History((*sources, newest), index_too, dtype, carried, self.sums, self.readers)
+            sources = (*sources[:-1], self.stored(sources[-1]))
+        newest = source if carried else self.stored(source)
+        return self.made((*sources, newest), (*self.index, index), carried and self.dtype != "full")
+
+    def stored(self, source: Tensor) -> Tensor:
+        """A source as it is kept."""
+        return store(source, self.dtype)
+
+    def made(self, sources: tuple[Tensor, ...], index: tuple[int, ...], carried: bool) -> History:
+        """The same with other sources."""
+        return History(sources, index, self.dtype, carried, self.sums, self.readers)
 
     def keep(self, wanted: Callable[[int], bool]) -> History:
         """Only the sources whose depth index is wanted."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from twoaxis.depth.depth_window_trace import DepthWindowTrace
-from twoaxis.depth.history import History
 from twoaxis.depth.trace import Trace
 from twoaxis.tape import Array
 from twoaxis.types import Reads
@@ -17,7 +16,7 @@ class HybridTrace(Trace):
     cfg: Any
 
     def open(self, x: Array) -> Any:
-        return {"sources": History((x,), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(x, 0, carried=True)}  # type: ignore[arg-type]
 
     def sublayer(self, state: Any, core: Any, block: int, index: int) -> Any:
         t, cfg, sources = self.t, self.cfg, state["sources"]
@@ -34,7 +33,9 @@ class HybridTrace(Trace):
                 y = t.times(t.weight(1), t.state(made))
         x = super().write(x, None, y, block, index)
         if self.closes(block, index):
-            return {"sources": sources.push(x, block + 1).last(cfg.kept(self.layout, block + 1))}
+            return {
+                "sources": sources.push(x, block + 1, carried=True).last(cfg.kept(self.layout, block + 1))
+            }
         return {"sources": sources, "stream": x}
 
     def mixed(self, s: Array | None, seen: tuple[Array, ...], heads: int, letter: str) -> Array:

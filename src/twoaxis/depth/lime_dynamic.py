@@ -77,7 +77,7 @@ class DynamicTrace(Trace):
     cfg: Any
 
     def open(self, x: Array) -> State:
-        return {"stream": x, "sources": History()}
+        return {"stream": x, "sources": self.sources()}
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, History]:
         t, x, s = self.t, state["stream"], self.layout.sublayer(block, index)
@@ -86,9 +86,8 @@ class DynamicTrace(Trace):
         if s:
             scores = t.linear(t.norm(t.cast(x, t.wide)), views * (s + 1), bias=True)
             weights = t.map(self.cfg.gate, scores, keep="output")
-            inputs = [
-                traced.mix(t, sources.sources, [weights.view(s + 1)], by_token=True) for _ in range(views)
-            ]
+            seen = [*state["sources"].sources, x]
+            inputs = [traced.mix(t, seen, [weights.view(s + 1)], by_token=True) for _ in range(views)]
         return Reads(*[t.norm(u) for u in inputs]), sources  # type: ignore[arg-type]
 
     def write(self, state: State, carry: History, y: Array, block: int, index: int) -> State:

@@ -23,7 +23,7 @@ class LIMeTrace(Trace):
     cfg: Any
 
     def open(self, x: Array) -> Any:
-        return {"stream": x, "sources": History()}
+        return {"stream": x, "sources": self.sources()}
 
     def sublayer(self, state: Any, core: Any, block: int, index: int) -> Any:
         t, sources = self.t, state["sources"]
@@ -38,14 +38,13 @@ class LIMeTrace(Trace):
             widths = k.width, v.width
             with t.of("depth"):
                 joined = t.run("cat", (k, v), t.array(sum(widths)))
-                sources = sources.push(t.run("turn", (joined,), t.array(joined.width, t.state_itemsize)), n)
+                own = t.run("turn", (joined,), t.array(joined.width, t.state_itemsize))
                 if n:
-                    heads = [a.heads for a in found]
-                    parts = [
-                        t.linear(row, heads[n], of=h) for row, h in zip(sources.sources, heads, strict=False)
-                    ]
+                    rows, heads = (*sources.sources, own), [a.heads for a in found]
+                    parts = [t.linear(row, heads[n], of=h) for row, h in zip(rows, heads, strict=False)]
                     routed = t.cast(t.add(*parts), q.itemsize)
                     k, v = (t.run("copy", (routed,), t.array(width, routed.itemsize)) for width in widths)
+                sources = sources.push(own, n)
             n += 1
             return q, k, v
 

@@ -142,12 +142,12 @@ class MUDDTrace(Trace):
     cfg: MUDDConfig
 
     def open(self, x: Array) -> State:
-        return self.pushed(History(), x, 0)
+        return self.pushed(self.sources(), x, 0)
 
     def pushed(self, sources: History, x: Array, index: int) -> State:
         """The state at a block boundary."""
         normed = self.cfg.pre_post_norm
-        grown = sources.push(self.t.norm(x) if normed else x, index)  # type: ignore[arg-type]
+        grown = sources.push(self.t.norm(x) if normed else x, index, carried=not normed)  # type: ignore[arg-type]
         kept = {"sources": grown.keep(self.cfg.kept(index).__contains__)}
         return {**kept, "stream": x} if normed else kept
 

@@ -7,14 +7,39 @@ have sizes and no numbers. From it come the method's FLOPs, saved bytes, launche
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.utils._pytree as pytree
 
+from twoaxis.depth.history import History
+from twoaxis.depth.history_spec import parse_history
 from twoaxis.tape import Array, Tape
 from twoaxis.types import Layout, Reads
 
 Core = Callable[..., Array]  # core(reads) -> y; core(reads, between, before) reaches inside attention
+
+
+@dataclass(frozen=True)
+class Sources(History):
+    """A history of arrays: one that is rounded is noted on the tape."""
+
+    tape: Tape | None = None
+
+    def stored(self, source: Any) -> Any:
+        assert self.tape is not None
+        return self.tape.store(source, self.dtype)
+
+    def made(self, sources: Any, index: tuple[int, ...], carried: bool) -> History:
+        return Sources(sources, index, self.dtype, carried, tape=self.tape)
+
+
+pytree.register_pytree_node(
+    Sources,
+    lambda sources: (list(sources.sources), None),
+    lambda arrays, _: Sources(tuple(arrays)),
+    serialized_type_name="twoaxis.depth.trace.Sources",
+)
 
 
 class Trace:
@@ -22,6 +47,10 @@ class Trace:
 
     def __init__(self, cfg: Any, layout: Layout, tape: Tape) -> None:
         self.cfg, self.layout, self.t = cfg, layout, tape
+
+    def sources(self) -> History:
+        """The history before anything is pushed."""
+        return Sources(dtype=parse_history(self.layout.history).dtype, tape=self.t)
 
     def open(self, x: Array) -> Any:
         """The first state, from embeddings."""

@@ -167,7 +167,7 @@ class VerticalTrace(Trace):
         return y if self.cfg.source_norm == "rms" else self.t.map("scale", y, keep="nothing")
 
     def open(self, x: Array) -> State:
-        return {"sources": History((self.normed(x),), (0,))}  # type: ignore[arg-type]
+        return {"sources": self.sources().push(self.normed(x), 0)}  # type: ignore[arg-type]
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, State]:
         if index == 0:

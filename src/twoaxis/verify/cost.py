@@ -25,6 +25,7 @@ BLOCKS = [
     ["canon(set='ABCD')"],
     ["short_conv(form='lfm2')", "parallel(token_shift, residual(canon))", "mlp(act='gelu')"],
 ]
+HISTORIES = ("int8", "bfloat16", "recompute")
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,21 @@ class Check:
 
 
 def models() -> Iterator[ModelConfig]:
-    """Every depth method that states all its counts, and the other block lists on the plain stream."""
+    """Every depth method that states all its counts, the other block lists on the plain stream, and histories."""
     for depth in [name for name in twoaxis.methods("depth") if name not in untraced()]:
         yield ModelConfig(depth=depth, sequence=list(BLOCKS[0]), **SMALL)  # type: ignore[arg-type]
     for block in BLOCKS[1:]:
         yield ModelConfig(depth="additive", sequence=list(block), **SMALL)  # type: ignore[arg-type]
+    for history in HISTORIES:
+        yield ModelConfig(depth="attnres", history=history, **SMALL)  # type: ignore[arg-type]
+
+
+def widest(model: Decoder) -> Decoder:
+    """The model itself, its reads as wide as they can be, which is what costs are counted for."""
+    for block in model.blocks:
+        for connection in block.connections:  # type: ignore[union-attr]
+            connection.read_widest()
+    return model
 
 
 def untraced() -> dict[str, str]:
@@ -58,7 +69,8 @@ def untraced() -> dict[str, str]:
 
 def checks(cfg: ModelConfig) -> list[Check]:
     """Every number of a model that states them all; InputError for a method without a trace."""
-    name = f"{cfg.depth} {cfg.sequence}"
+    kept = "" if cfg.history == "full" else f" history={cfg.history}"
+    name = f"{cfg.depth} {cfg.sequence}{kept}"
     cost, generator = twoaxis.cost(cfg, B, T), torch.Generator().manual_seed(0)
     if cost.saved_bytes is None:
         raise InputError(
@@ -66,7 +78,7 @@ def checks(cfg: ModelConfig) -> list[Check]:
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Decoder(cfg)
+        model = widest(Decoder(cfg))
     tokens = torch.randint(cfg.vocab_size, (B, T), generator=generator)
     parameters = list(model.parameters())
     flops = counted_flops(model, tokens)

@@ -71,22 +71,30 @@ FAST = [  # whose backward passes run products of their own
 
 @dataclass
 class Flops:
-    """Of a forward and a backward pass."""
+    """Of a forward and a backward pass. again: the backward pass runs, in which a network may run once more; seen:
+    what the counter saw of that."""
 
     forward: int = 0
     backward: int = 0
+    again: bool = False
+    seen: int = 0
 
 
 def counted_flops(model: Decoder, tokens: Tensor) -> Flops:
     """FLOPs of one training step on tokens (B, T), by the counter and the formulas."""
     found = Flops()
-    with FlopCounterMode(display=False) as counter, _registered(counter, found):
+    with (
+        FlopCounterMode(display=False) as counter,
+        _registered(counter, found),
+        _watched(model, counter, found),
+    ):
         loss = model.loss(tokens, tokens)
-        forward = counter.get_total_flops()
+        forward, found.again = counter.get_total_flops(), True
         loss.backward()
         backward = counter.get_total_flops() - forward
     masked = sum(_hidden(part, *tokens.shape) for part in model.modules())
-    return Flops(found.forward + forward - masked, found.backward + backward - 2 * masked)
+    runs = 3 if model.recomputes else 2
+    return Flops(found.forward + forward - masked, found.backward + backward - runs * masked)
 
 
 def _hidden(part: Any, batch_size: int, seq_len: int) -> int:
@@ -118,14 +126,37 @@ def _registered(counter: FlopCounterMode, found: Flops) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _watched(model: Decoder, counter: FlopCounterMode, found: Flops) -> Iterator[None]:
+    """Note what the counter sees of a network that runs again."""
+    run = model._through
+
+    def through(*args: Any) -> Any:
+        before = counter.get_total_flops()
+        try:
+            return run(*args)
+        finally:  # it ends early, by an exception, once all is there that was not kept
+            found.seen += (counter.get_total_flops() - before) * found.again
+
+    with patch.object(model, "_through", through):
+        yield
+
+
 def _counting(
     run: Any, formula: Formula, counter: FlopCounterMode, found: Flops, whole: bool
 ) -> Callable[..., Any]:
     """The operator, counted; `whole`: what the counter sees inside is part of the formula."""
 
     def counting(*args: Any, **options: Any) -> Any:
-        before = counter.get_total_flops()
-        out = run(*args, **options)
+        before, out = counter.get_total_flops(), None
+        try:
+            out = run(*args, **options)
+        finally:
+            if found.again:
+                seen = counter.get_total_flops() - before if whole else 0
+                found.backward += formula(*args, out, **options) - seen
+        if found.again:
+            return out
         flops = formula(*args, out, **options)
         found.forward += flops - (counter.get_total_flops() - before if whole else 0)
         weights = args[1] if formula is _mixed else None
@@ -141,9 +172,9 @@ def _muted(function: Any, counter: FlopCounterMode, found: Flops) -> Any:
     run = function.backward
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        before = counter.get_total_flops()
-        out = run(ctx, *grads)
-        found.backward -= counter.get_total_flops() - before
+        before, seen = counter.get_total_flops(), found.seen
+        out = run(ctx, *grads)  # which may make the network run again
+        found.backward -= counter.get_total_flops() - before - (found.seen - seen)
         return out
 
     return staticmethod(backward)

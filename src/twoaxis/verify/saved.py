@@ -6,11 +6,13 @@ import dataclasses
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from twoaxis.depth.stored import plain_parts
 from twoaxis.model import Decoder
 from twoaxis.ops import choice
 
@@ -18,7 +20,8 @@ from twoaxis.ops import choice
 def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
     """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
 
-    With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them. Operators run
+    With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them, and with a
+    history of "recompute" the embeddings. Operators run
     plainly: a configuration cannot know whether a machine has their kernels.
     """
     own = {_place(p) for p in model.parameters()}
@@ -26,17 +29,23 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
     inputs: list[weakref.ref[Tensor]] = []
 
     def keep(x: Tensor) -> Tensor:
-        if _place(x) not in own:
-            kept.setdefault(_place(x), x.untyped_storage())
+        for part in plain_parts(x).values():
+            if _place(part) not in own:
+                kept.setdefault(_place(part), part.untyped_storage())
         return x
 
     def enter(block: Any, args: tuple[Any, ...]) -> None:
         inputs.extend(weakref.ref(x) for x in pytree.tree_leaves(args[0]) if isinstance(x, Tensor))
 
+    def opened(x: Tensor, ctx: Any) -> Any:
+        inputs.append(weakref.ref(x))
+        return run(x, ctx)
+
+    run = model.stream.open
     watched = [block.register_forward_pre_hook(enter) for block in model.blocks]
     try:
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
-        with choice.requesting("plain"), hooks:
+        with choice.requesting("plain"), hooks, patch.object(model.stream, "open", opened):
             loss = model.loss(tokens, targets)
     finally:
         for handle in watched:
@@ -45,7 +54,7 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
         for held in vars(node).values() if hasattr(node, "__dict__") else ():
             for x in _tensors(held):
                 keep(x)
-    if model.checkpointing:
+    if model.checkpointing or model.recomputes:
         for alive in inputs:
             if (block_input := alive()) is not None:
                 keep(block_input)
