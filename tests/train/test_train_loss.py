@@ -5,6 +5,8 @@ import torch
 
 from twoaxis import Decoder, ModelConfig, methods
 from twoaxis.data import Batch, load_corpus, load_tokenizer, tokenize
+from twoaxis.errors import InputError
+from twoaxis.train import TrainConfig
 from twoaxis.train.precision import Master, computing_in
 from twoaxis.train.session import Session, accumulate
 
@@ -160,3 +162,25 @@ def test_checkpointing_changes_no_gradient(depth, text, tiny):
         row = session.step()
         rows.append((row["loss"], row["grad_norm"]))
     assert rows[0] == pytest.approx(rows[1], rel=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="torch older than 2.13")
+@pytest.mark.parametrize("depth", ["additive", "dynamic_window"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_chunked_loss_gives_the_same_gradients(precision, depth):
+    """With a term of the method's own too; bfloat16 logits are rounded, chunked ones are not."""
+    batches = [batch_of(6, 6), batch_of(3, 6)]
+    found = []
+    for chunked in (False, True):
+        model = model_of(depth)
+        master = Master(model, precision)
+        loss, _, terms = accumulate(model, master, batches, precision, 0.5, chunked=chunked)
+        found.append((loss, terms, {n: p.grad for n, p in master.named.items() if p.grad is not None}))
+    exact = {} if precision == "float32" else {"rtol": 2e-2, "atol": 2e-3}
+    torch.testing.assert_close(found[1], found[0], **exact)
+
+
+@pytest.mark.parametrize("field", ["pipeline", "data_parallel", "tensor_parallel"])
+def test_several_processes_have_no_chunked_loss(field):
+    with pytest.raises(InputError, match=r"chunked_loss=True.*allowed is False over several processes"):
+        TrainConfig(**{field: 2}, accumulation=2, chunked_loss=True)

@@ -3,10 +3,11 @@
 from twoaxis.model.block import Block
 from twoaxis.model.compiled import compiled_step
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.decoder import Decoder, token_loss
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
 from twoaxis.model.freeze import axis_shares, freeze_axes
 from twoaxis.model.generate import generate, generate_stream, generate_text
+from twoaxis.model.loss import chunked_token_loss, token_loss
 from twoaxis.model.modes import evaluating
 from twoaxis.model.presets import presets
 from twoaxis.model.sampling import choose, penalised
@@ -20,6 +21,7 @@ __all__ = [
     "TextStream",
     "axis_shares",
     "choose",
+    "chunked_token_loss",
     "compiled_step",
     "depth_windows",
     "evaluating",

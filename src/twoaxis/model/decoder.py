@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +17,7 @@ from twoaxis.linear import Linear
 from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
+from twoaxis.model.loss import chunked_token_loss, token_loss
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
 
 
@@ -132,10 +132,23 @@ class Decoder(nn.Module):
                 states[f"block.{index + 1}"] = state
         return self.stream.close(state, ctx), state
 
-    def loss(self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy in nats over targets that are not -100, in float32; 0 when there are none."""
-        logits = self(tokens, segments=segments)
-        return token_loss(logits, targets) / (targets != -100).sum().clamp(min=1)
+    def loss(
+        self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None, chunked: bool = False
+    ) -> Tensor:
+        """Mean cross-entropy in nats over targets that are not -100, in float32; 0 when there are none.
+
+        chunked: the logits never exist whole, see `chunked_token_loss`.
+        """
+        if chunked:
+            x, _ = self.to_the_end(tokens, self.context(tokens, segments))
+            summed = self.chunked_loss(x, targets)
+        else:
+            summed = token_loss(self(tokens, segments=segments), targets)
+        return summed / (targets != -100).sum().clamp(min=1)
+
+    def chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The sum that `loss` divides, of what the head reads (B, T, d), without whole logits."""
+        return chunked_token_loss(x.to(self.head.weight.dtype), self.head.weight, targets)
 
     def new_cache(
         self,
@@ -203,11 +216,3 @@ class Decoder(nn.Module):
             raise InputError(
                 f"the cache was made for batch {cache.batch_size} and tokens have {tokens.shape[0]} rows"
             )
-
-
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed cross-entropy in nats over targets that are not -100, in at least float32."""
-    if logits.numel() == 0:
-        return logits.sum(dtype=torch.promote_types(logits.dtype, torch.float32))
-    flat = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(flat, targets.flatten(), ignore_index=-100, reduction="sum")

@@ -70,6 +70,7 @@ class TrainConfig:
         "float32"
     )
     checkpointing: Annotated[bool, "recompute blocks in the backward pass instead of keeping them"] = False
+    chunked_loss: Annotated[bool, "logits for some tokens at a time: less memory, slower on a CPU"] = False
     compile: Annotated[bool, "compile each block with torch.compile"] = False
     seed: Annotated[int, "of weights, data order and dropout"] = 0
     eval_every: Annotated[int | None, "steps between validations; the last step is always validated"] = None
@@ -128,6 +129,8 @@ class TrainConfig:
         rounds = parse_history(self.model.history).dtype != "full"
         allowed = "False with a history in fewer bits, which cannot pass between compiled blocks"
         self._require("compile", not (self.compile and rounds), allowed)
+        several = max(self.pipeline, self.data_parallel, self.tensor_parallel) > 1
+        self._require("chunked_loss", not (self.chunked_loss and several), "False over several processes")
         for name in self.loggers:
             self._require("loggers", name in LOGGERS, " or ".join(LOGGERS))
 

@@ -140,7 +140,8 @@ def gradient(
     if team.pipelined is not None:
         loss = team.pipelined.accumulate(master, batches, total)
     else:
-        loss, total, terms = accumulate(model, master, batches, cfg.precision, cfg.depth_loss, total, team)
+        how = (cfg.precision, cfg.depth_loss, total, team, cfg.chunked_loss)
+        loss, total, terms = accumulate(model, master, batches, *how)
     team.finish(master)
     loss, *means = team.summed([loss, *terms.values()])
     return loss, total, dict(zip(terms, means, strict=True)), team.clip(master, cfg.grad_clip)
@@ -154,6 +155,7 @@ def accumulate(
     depth_loss: float = 0.0,
     total: int | None = None,
     team: Team | None = None,
+    chunked: bool = False,
 ) -> tuple[float, int, dict[str, float]]:
     """Leave the gradient of the mean loss over all targets in `master`; that loss, the number of targets.
 
@@ -161,6 +163,7 @@ def accumulate(
     are divided into batches. Without any target the loss and every gradient are 0. depth_loss: how much of
     the depth method's own term is added to each token's loss; the loss returned is without, and the term's
     mean over the targets comes by its name. total: the number of targets, where other processes have more.
+    chunked: see `chunked_token_loss`.
     """
     device, name = model.embedding.weight.device, model.cfg.depth_config().loss_term
     targets = sum(int((batch.targets != -100).sum()) for batch in batches) if total is None else total
@@ -172,9 +175,14 @@ def accumulate(
         segments = None if batch.segments is None else batch.segments.to(device)
         wanted = batch.targets.to(device)
         with computing_in(precision, device):
-            out = forward(batch.tokens.to(device), segments=segments, return_last=bool(name))
-            logits, state = out if name else (out, None)
-        loss = token_loss(logits, wanted) / max(targets, 1)
+            if chunked:
+                x, state = model.to_the_end(batch.tokens.to(device), model.context(batch.tokens, segments))
+                summed = model.chunked_loss(x, wanted)
+            else:
+                out = forward(batch.tokens.to(device), segments=segments, return_last=bool(name))
+                logits, state = out if name else (out, None)
+                summed = token_loss(logits, wanted)
+        loss = summed / max(targets, 1)
         losses.append(loss.detach())
         if name:
             term = model.stream.loss_term(state)
