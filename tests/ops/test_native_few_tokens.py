@@ -8,7 +8,7 @@ from native_cases import needs_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from twoaxis import InputError, ops
-from twoaxis.ops import reference
+from twoaxis.ops import reference, reference_steps
 from twoaxis.ops.native import few_tokens as native
 from twoaxis.ops.token_read import Options
 
@@ -97,7 +97,7 @@ def test_made_mix(gelu, finish, d, lead, n):
     normed = {"output_gains": (gain, None, gain), "output_eps": 1e-5}
     reads, normed = native.made(xs, x, up, bias, down=down, **normed, **options)
     exact = double((xs, x, up, bias))
-    wanted = reference.made_mix(*exact, down=None if down is None else double(down), **options)
+    wanted = reference_steps.made_mix(*exact, down=None if down is None else double(down), **options)
     agree(reads, wanted)
     agree(normed[::2], [reference.rms(z, 1e-5) * gain for z in wanted[::2]])
 

@@ -105,14 +105,14 @@ def backends(args: Args) -> int:
         used = [asdict(use) for use in uses()]
         _print_json({"requested": requested, "failed": failed, "rows": listed, "used": used})
         return 1 if failed else 0
-    lines = [f"{'':8}  {'error / bound':>15}  operator         backend  dtype"]
+    lines = [f"{'':8}  {'error / bound':>15}  operator            backend  dtype"]
     for row in rows:
         verdict = "FAILED" if not row.passed else "pass" if row.error is not None else "not here"
         reason = f": {row.missing}" if row.missing else ""
         ratio = _ratio(row.error, row.bound)
-        lines.append(f"{verdict:8}  {ratio:>15}  {row.operator:15}  {row.backend:7}  {row.dtype}{reason}")
+        lines.append(f"{verdict:8}  {ratio:>15}  {row.operator:18}  {row.backend:7}  {row.dtype}{reason}")
     lines.append(f"used for what, with TWOAXIS_BACKEND={requested}:")
-    lines += [f"  {use.operator:15}  {use.backend:8}  {use.call}" for use in uses()]
+    lines += [f"  {use.operator:18}  {use.backend:8}  {use.call}" for use in uses()]
     lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")
     _print_lines(lines)
     return 1 if failed else 0

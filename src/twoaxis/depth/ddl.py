@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.ddl_compress import DDLStream, new_compressor, new_memory
+from twoaxis.depth.ddl_compress import Compressor, DDLStream, new_compressor, new_memory, step
 from twoaxis.depth.ddl_trace import DDLTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -185,7 +185,9 @@ class DDL(Connection):
         nn.init.constant_(self.gate.bias, math.log(p / (1 - p)))
         self.compress = new_compressor(cfg, layout) if index == 0 else None
         self.memory = new_memory(cfg, layout)
-        self._shared: tuple[nn.Module, ...] = ()  # the block's compressor, registered by its first connection
+        self._shared: tuple[
+            Compressor, ...
+        ] = ()  # the block's compressor, registered by its first connection
 
     @classmethod
     def for_block(cls, cfg: Any, layout: Layout, block: int) -> list[Connection]:
@@ -212,6 +214,10 @@ class DDL(Connection):
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
         compress = self._shared[0] if self._shared else self.compress
+        found = None if self.gate_in else step(self.cfg, state, compress, self.norm, self.gate, self.target)
+        if found is not None:
+            c, v, beta = found
+            return Reads(c), (v, beta)
         u = state if compress is None else compress(state, ctx, self.memory)
         c = self.norm(u)
         return Reads(c), self.control(u, c)

@@ -11,6 +11,7 @@ All start as in the public code (arXiv 2601.00417): kernels N(0, 0.25 / d), p = 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 from twoaxis.cache import Remembers, Slot
 from twoaxis.depth.connection import State, Stream
+from twoaxis.norm import RMSNorm
 from twoaxis.ops import depthwise_causal_conv
+from twoaxis.ops.native import delta_step
 from twoaxis.ops.precision import cast, compute_dtype
 from twoaxis.types import DTYPES, Context, Layout, TensorSpec
 
@@ -62,7 +65,19 @@ class ConvMemory(nn.Module, Remembers):
         )
 
 
-class TokenCompressor(nn.Module):
+class Compressor(nn.Module, ABC):
+    """(B, T, d, m) -> (B, T, d)."""
+
+    def folds(self) -> tuple[Tensor, Tensor | None] | None:
+        """Kernel (d, k) and read vector (m,) where it sees each token alone; no vector where the kernel is (d, m)."""
+        return None
+
+    @abstractmethod
+    def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
+        """u."""
+
+
+class TokenCompressor(Compressor):
     """TC: (B, T, d, m) -> (B, T, d), causal over tokens; every place that calls it brings its own memory."""
 
     def __init__(self, width: int, channels: int, kernel: int) -> None:
@@ -76,13 +91,16 @@ class TokenCompressor(nn.Module):
         return (mixed * self.read.to(mixed.dtype)).sum(-1).to(X.dtype)
 
 
-class ChannelCompressor(nn.Module):
+class ChannelCompressor(Compressor):
     """CC: (B, T, d, m) -> (B, T, d), a cross-correlation along the m channels, zero padded to m, then p."""
 
     def __init__(self, width: int, channels: int, kernel: int) -> None:
         super().__init__()
         self.weight = _kernel(width, kernel)
         self.read = nn.Parameter(torch.full((channels,), 1 / channels))
+
+    def folds(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, self.read
 
     def effective(self) -> Tensor:
         """Kernel and read vector folded, Weff[i, v] = sum_j p_j w[i, v - j + (k-1)//2], (d, m)."""
@@ -97,12 +115,15 @@ class ChannelCompressor(nn.Module):
         return cast((wide * cast(folded, wide.dtype)).sum(-1), X.dtype)
 
 
-class FreeCompressor(nn.Module):
+class FreeCompressor(Compressor):
     """The paper's CC: (B, T, d, m) -> (B, T, d) by a free number for each feature and channel."""
 
     def __init__(self, width: int, channels: int, kernel: int) -> None:
         super().__init__()
         self.weight = _kernel(width, channels)
+
+    def folds(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, None
 
     def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
         wide = X.to(compute_dtype(X))
@@ -127,7 +148,6 @@ def _kernel(width: int, *rest: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(width, *rest) * (0.5 / math.sqrt(width)))
 
 
-Compressor = TokenCompressor | ChannelCompressor | FreeCompressor
 KINDS: dict[str, type[Compressor]] = {
     "token": TokenCompressor,
     "channel": ChannelCompressor,
@@ -147,6 +167,24 @@ def new_memory(cfg: Any, layout: Layout) -> ConvMemory | None:
     if not cfg.expanded or cfg.compressor != "token":
         return None
     return ConvMemory((layout.d_model, cfg.value_dim), cfg.taps, layout.state_dtype)
+
+
+def step(
+    cfg: Any,
+    X: Tensor,
+    compress: Compressor | None,
+    norm: nn.Module,
+    gate: nn.Linear,
+    target: nn.Linear | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """c, v and beta of a sublayer in one call, in a step of decoding; None where it takes more."""
+    folds = (None, None) if compress is None else compress.folds()
+    if folds is None or target is None or not isinstance(norm, RMSNorm):
+        return None
+    return delta_step.read(
+        X, folds[0], folds[1], norm.weight, (gate.weight, gate.bias), (target.weight, target.bias), eps=norm.eps,
+        scale=cfg.target_scale if cfg.target_act == "sigmoid" else 0.0, raw=cfg.target_source == "raw",
+    )  # fmt: skip
 
 
 class DDLStream(Stream):

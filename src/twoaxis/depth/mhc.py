@@ -183,6 +183,9 @@ class MHC(Connection):
         return sinkhorn(R.unflatten(-1, (n, n)), cfg.iterations, last=cfg.last, eps=cfg.eps)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor | None]]:
+        if (found := self.coefficients.step(self.cfg, state, self.norm)) is not None:
+            h, Q, mixed = found
+            return Reads(h), (Q, mixed)
         with full_precision(state):
             X = cast(state, compute_dtype(state))
             P, Q, H = self.gates(X)

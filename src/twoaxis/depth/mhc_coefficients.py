@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoaxis.norm import RMSNorm
+from twoaxis.ops.native import mhc_step
 from twoaxis.ops.precision import cast
 from twoaxis.types import Layout
 
@@ -46,6 +48,16 @@ class Coefficients(nn.Module):
         x = X.flatten(-2)
         lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x @ cast(self.phi, x.dtype)) * (lengths.square() / x.shape[-1] + self.eps).rsqrt()
+
+    def step(self, cfg: Any, X: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
+        """norm(P X), Q (N, n, 1) and H X (N, n, d) in one call, in a step of decoding; None where it takes more."""
+        covered = cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and not cfg.eps
+        if self.phi is None or not covered or not isinstance(norm, RMSNorm):
+            return None
+        return mhc_step.read(
+            X, self.phi, self.scale, self.bias, norm.weight, iterations=cfg.iterations,
+            rows_last=cfg.last == "rows", norm_eps=self.eps, output_eps=norm.eps, write_scale=cfg.write_scale,
+        )  # fmt: skip
 
     def forward(self, X: Tensor) -> tuple[Tensor, ...]:
         """The logits of each group (B, T, size), or (1, 1, size) without phi, in X's dtype."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Literal, Unpack, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import (
@@ -147,31 +146,6 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
 def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
     """sum_j w_oj x_j for each o of weights (..., O, n); see `ops.token_mix`."""
     return tuple(mix(sources, row.unbind(-1)) for row in weights.unbind(-2))
-
-
-def made_mix(
-    sources: Sequence[Tensor],
-    x: Tensor,
-    up: Tensor,
-    bias: Tensor,
-    *,
-    eps: float,
-    finish: Literal["none", "softmax", "relu"] = "none",
-    gain: Tensor | None = None,
-    down: Tensor | None = None,
-    gelu: Literal["erf", "tanh"] = "erf",
-) -> tuple[Tensor, ...]:
-    """z_o = sum_i finish_i(W_up y + b)_oi v_i, y = gain * rms(x) or gelu(W_down gain * rms(x)).
-
-    W_up is (O n, .), b (O, n): the weights of each token's sums are made from x.
-    """
-    y = rms(x, eps)
-    y = y if gain is None else gain * y
-    if down is not None:
-        y = F.gelu(y @ down.T, approximate="tanh" if gelu == "tanh" else "none")
-    scores = (y @ up.T).unflatten(-1, bias.shape) + bias
-    finishes = {"none": lambda s: s, "softmax": lambda s: s.softmax(-1), "relu": lambda s: s.relu()}
-    return token_mix(sources, finishes[finish](scores))
 
 
 def gated_mix(

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from twoaxis.ops import depth_read, gated_mix, reference
-from twoaxis.ops.native import few_tokens
+from twoaxis.ops import delta_rewrite, depth_read, gated_mix, reference, reference_steps
+from twoaxis.ops.native import delta_step, few_tokens, mhc_step
 
 Outputs = Sequence[Tensor]
 
@@ -64,9 +64,37 @@ def steps() -> Iterator[Step]:
     def made(fast: bool, *inputs: Tensor) -> Outputs | None:
         x, down, up, bias, *xs = inputs
         if not fast:
-            return reference.made_mix(xs, x, up, bias, eps=1e-6, down=down)
+            return reference_steps.made_mix(xs, x, up, bias, eps=1e-6, down=down)
         found = few_tokens.made(tuple(xs), x, up, bias, eps=1e-6, down=down)
         return None if found is None else found[0]
 
     shapes = [(3, 1, 33), (20, 33), (4 * n, 20), (4, n), *sources]
     yield Step("made_mix step", "few_tokens", randn(*shapes), partial(made, True), partial(made, False))
+    yield Step(
+        "delta_rewrite step",
+        "delta_rewrite",
+        randn((3, 1, 33, 4), (3, 1, 33), (3, 1, 4), (3, 1, 1)),
+        lambda X, h, v, beta: [delta_rewrite(X, h, v, beta, 1e-5)],
+        lambda X, h, v, beta: [reference.delta_rewrite(X, h, v, beta, 1e-5)],
+    )
+    yield from _of_methods(randn)
+
+
+def _of_methods(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:
+    """Kernels that compute what one method reads."""
+
+    def delta(read: Callable[..., Outputs | None], *inputs: Tensor) -> Outputs | None:
+        X, kernel, taps, gain, g, g0, W, b = inputs
+        return read(X, kernel, taps, gain, (g, g0), (W, b), eps=1e-6, scale=4.0, raw=True)
+
+    shapes = [(3, 1, 33, 4), (33, 4), (4,), (33,), (1, 33), (1,), (4, 33), (4,)]
+    reads = (delta_step.read, reference_steps.delta_read)
+    yield Step("ddl step", "delta_step", randn(*shapes), *(partial(delta, read) for read in reads))
+
+    def mhc(read: Callable[..., Outputs | None], X: Tensor, phi: Tensor, *rest: Tensor) -> Outputs | None:
+        options = {"norm_eps": 1e-6, "output_eps": 1e-6, "write_scale": 2.0}
+        return read(X, phi / 10, *rest, iterations=20, rows_last=True, **options)
+
+    shapes = [(3, 1, 4, 33), (132, 24), (3,), (24,), (33,)]
+    steps_of = (mhc_step.read, reference_steps.mhc_read)
+    yield Step("mhc step", "mhc_step", randn(*shapes), *(partial(mhc, read) for read in steps_of))

@@ -104,7 +104,7 @@ def made(
     output_gains: Sequence[Tensor | None] = (),
     output_eps: float = 0.0,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
-    """`reference.made_mix`, and the reads with a gain normed (those of others are not to be used)."""
+    """`reference_steps.made_mix`, and the reads with a gain normed (those of others are not to be used)."""
     library = choice.step_kernel("few_tokens")
     if library is None or (v := stacked(sources)) is None:
         return None

@@ -1,0 +1,90 @@
+// What a sublayer of mHC reads and mixes, for the few tokens of a decoding step: float32, one thread, no gradients.
+//
+// Per token, streams X (n, d):  [P~|Q~|R~] = a (x phi) / rms(x) + b,  x = vec(X),  P = sigmoid(P~),
+//   Q = scale sigmoid(Q~),  H = Sinkhorn(R~), in float64 as diag(y) exp(R~) diag(z),  h = rms(P X) * gain,  mixed = H X.
+#include <cmath>
+
+#include "simd.h"
+
+struct Call {
+  int64_t N, n, d, mixes, iterations, rows_last;  // without `mixes` there is no R~ and mixed = X
+  const float *streams, *phi, *a, *b, *gain;      // (N, n, d), (n d, C), (groups,), (C,), (d,); C = 2 n + n^2
+  double norm_eps, output_eps, scale;
+  float *h, *write, *mixed;                       // (N, d), Q (N, n), (N, n, d)
+};
+
+static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+// H over its logits; false where they are so far apart that numbers would not do.
+static bool sinkhorn(const float* R, int n, int iterations, bool rows_last, float* H) {
+  double M[64], y[8], z[8], low = INFINITY, top = -INFINITY;
+  for (int i = 0; i < n * n; i++) low = R[i] < low ? R[i] : low, top = R[i] > top ? R[i] : top;
+  if (!(top - low < 200)) return false;
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < n; j++) M[i * n + j] = std::exp(R[rows_last ? i * n + j : j * n + i] - top);
+  for (int i = 0; i < n; i++) y[i] = z[i] = 1;
+  for (int step = 0; step < iterations; step++) {
+    for (int j = 0; j < n; j++) {
+      double total = 0;
+      for (int i = 0; i < n; i++) total += M[i * n + j] * y[i];
+      z[j] = 1 / total;
+    }
+    for (int i = 0; i < n; i++) {
+      double total = 0;
+      for (int j = 0; j < n; j++) total += M[i * n + j] * z[j];
+      y[i] = 1 / total;
+    }
+  }
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < n; j++) H[rows_last ? i * n + j : j * n + i] = y[i] * M[i * n + j] * z[j];
+  return true;
+}
+
+// out = sum_s w_s X_s
+static void mix(const float* X, const float* w, int n, int d, float* out) {
+  for (int j = 0; j < d; j += W) {
+    vf y{};
+    for (int s = 0; s < n; s++) y += w[s] * load(X + s * d + j, d - j);
+    store(out + j, y, d - j);
+  }
+}
+
+static float square(const float* x, int n) {
+  vf p[2] = {};
+  int j = 0;
+  for (; j + W2 <= n; j += W2) p[0] += load(x + j) * load(x + j), p[1] += load(x + j + W) * load(x + j + W);
+  for (; j < n; j += W) p[0] += load(x + j, n - j) * load(x + j, n - j);
+  return sum(p[0] + p[1]);
+}
+
+// 0: done; 1: no memory; 2: not covered.
+extern "C" int mhc_step(const Call* call) {
+  const Call& c = *call;
+  const int n = c.n, d = c.d, C = 2 * n + c.mixes * n * n, width = n * d;
+  Buffer memory(c.N * C + n * n + 1);
+  float *logits = memory.at, *H = logits + c.N * C;
+  if (!logits) return 1;
+  memset(logits, 0, c.N * C * sizeof(float));
+  for (int from = 0; from < width; from += 64)  // some rows of phi meet all tokens
+    for (int64_t t = 0; t < c.N; t++) {
+      const float* x = c.streams + t * width;
+      float* z = logits + t * C;
+      for (int j = from; j < width && j < from + 64; j++)
+        for (int k = 0; k < C; k++) z[k] += x[j] * c.phi[(int64_t)j * C + k];
+    }
+  for (int64_t t = 0; t < c.N; t++) {
+    const float* X = c.streams + t * width;
+    float *z = logits + t * C, r = 1 / std::sqrt(square(X, width) / width + c.norm_eps);
+    for (int k = 0; k < C; k++) z[k] = c.a[k < n ? 0 : k < 2 * n ? 1 : 2] * r * z[k] + c.b[k];
+    for (int s = 0; s < n; s++) z[s] = sigmoid(z[s]);
+    for (int s = 0; s < n; s++) c.write[t * n + s] = c.scale * sigmoid(z[n + s]);
+    float *h = c.h + t * d, *mixed = c.mixed + t * width;
+    mix(X, z, n, d, h);
+    float inverse = 1 / std::sqrt(square(h, d) / d + c.output_eps);
+    for (int j = 0; j < d; j++) h[j] *= inverse * c.gain[j];
+    if (!c.mixes) memcpy(mixed, X, width * sizeof(float));
+    else if (!sinkhorn(z + 2 * n, n, c.iterations, c.rows_last, H)) return 2;
+    for (int s = 0; s < n && c.mixes; s++) mix(X, H + s * n, n, d, mixed + s * d);
+  }
+  return 0;
+}

@@ -1,0 +1,96 @@
+"""What the kernels of a decoding step compute at once, as plainly as in `reference`."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .reference import rms, sinkhorn, token_mix
+from .sinkhorn import Last
+
+
+def made_mix(
+    sources: Sequence[Tensor],
+    x: Tensor,
+    up: Tensor,
+    bias: Tensor,
+    *,
+    eps: float,
+    finish: Literal["none", "softmax", "relu"] = "none",
+    gain: Tensor | None = None,
+    down: Tensor | None = None,
+    gelu: Literal["erf", "tanh"] = "erf",
+) -> tuple[Tensor, ...]:
+    """z_o = sum_i finish_i(W_up y + b)_oi v_i, y = gain * rms(x) or gelu(W_down gain * rms(x)).
+
+    W_up is (O n, .), b (O, n): the weights of each token's sums are made from x.
+    """
+    y = rms(x, eps)
+    y = y if gain is None else gain * y
+    if down is not None:
+        y = F.gelu(y @ down.T, approximate="tanh" if gelu == "tanh" else "none")
+    scores = (y @ up.T).unflatten(-1, bias.shape) + bias
+    finishes = {"none": lambda s: s, "softmax": lambda s: s.softmax(-1), "relu": lambda s: s.relu()}
+    return token_mix(sources, finishes[finish](scores))
+
+
+def delta_read(
+    state: Tensor,
+    kernel: Tensor | None,
+    taps: Tensor | None,
+    gain: Tensor,
+    gate: tuple[Tensor, Tensor],
+    target: tuple[Tensor, Tensor | None],
+    *,
+    eps: float,
+    scale: float,
+    raw: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """c = gain * rms(u), v = scale sigmoid(W u + b), beta = 2 sigmoid(g c + g_0): (..., d), (..., m), (..., 1).
+
+    v is made of c unless `raw`, and is W u + b itself at scale 0. u_i = sum_v W_iv X_iv, where W_iv is
+    sum_j p_j w_i,v-j+(k-1)//2 of a kernel w (d, k) and taps p (m,), w itself without taps; without a kernel u = X.
+    """
+    u = state
+    if kernel is not None:
+        if taps is not None:
+            m, left = len(taps), (kernel.shape[1] - 1) // 2
+            padded = F.pad(kernel, (m, m))
+            windows = [torch.stack([padded[:, v - j + left + m] for j in range(m)], -1) for v in range(m)]
+            kernel = torch.stack([w @ taps for w in windows], -1)
+        u = (state * kernel).sum(-1)
+    c = gain * rms(u, eps)
+    v = F.linear(u if raw else c, *target)
+    return c, scale * v.sigmoid() if scale else v, 2 * F.linear(c, *gate).sigmoid()
+
+
+def mhc_read(
+    streams: Tensor,
+    phi: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    gain: Tensor,
+    *,
+    iterations: int,
+    rows_last: bool,
+    norm_eps: float,
+    output_eps: float,
+    write_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h = gain * rms(P X) (B, T, d), Q (N, n, 1) and H X (N, n, d) from [P~|Q~|R~] = a (rms(vec X) phi) + b.
+
+    P = sigmoid(P~), Q = write_scale sigmoid(Q~), H = Sinkhorn(R~), or 1 without R~. streams X (B, T, n, d).
+    """
+    n, d = streams.shape[-2:]
+    X = streams.reshape(-1, n, d)
+    sizes = [n, n, len(bias) - 2 * n][: len(scales)]
+    logits = (
+        rms(X.flatten(1), norm_eps) @ phi * torch.cat([a.expand(k) for a, k in zip(scales, sizes)]) + bias
+    )
+    P, Q, *R = logits.split(sizes, -1)
+    h = gain * rms(P.sigmoid().unsqueeze(-2) @ X, output_eps)
+    last: Last = "rows" if rows_last else "columns"
+    mixed = sinkhorn(R[0].unflatten(-1, (n, n)), iterations, last=last) @ X if R else X
+    return h.view(*streams.shape[:-2], d), write_scale * Q.sigmoid().unsqueeze(-1), mixed
