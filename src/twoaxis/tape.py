@@ -66,7 +66,8 @@ class Kernel:
     keep: what it saves for backward. held: what an operator holds besides, out of sight of hooks and not given
     up by recomputation. launches: of its forward pass. moved: bytes that these read and write;
     None is inputs and outputs once. product: a matrix product or attention over tokens: it writes its result,
-    while others between two of them could be one kernel. back: FLOPs backward over FLOPs forward.
+    while others between two of them could be one kernel. rebuilt: what it keeps only where blocks are recomputed and
+    `ops.rebuilt` cannot make it again. back: FLOPs backward over FLOPs forward.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Kernel:
     moved: int | None = None
     back: int = 2
     held: tuple[Array, ...] = ()
+    rebuilt: tuple[Array, ...] = ()
 
 
 @dataclass
@@ -236,11 +238,13 @@ class Tape:
         """A block begins (or the last one ended) with this state."""
         self.boundaries.append((len(self.kernels), tuple(state)))
 
-    def saved(self, start: int = 0, stop: int | None = None) -> dict[Array, str]:
-        """What kernels start..stop-1 keep for backward, every array once, with the part that keeps it first."""
+    def saved(self, start: int = 0, stop: int | None = None, alone: bool = False) -> dict[Array, str]:
+        """What kernels start..stop-1 keep for backward, every array once, with the part that keeps it first.
+
+        alone: as a block that is recomputed runs them."""
         kept: dict[Array, str] = {}
         for kernel in self.kernels[start:stop]:
-            for x in (*kernel.keep, *kernel.held):
+            for x in (*kernel.keep, *kernel.held, *(kernel.rebuilt if alone else ())):
                 if not x.root.parameter:
                     kept.setdefault(x.root, kernel.part)
         return kept

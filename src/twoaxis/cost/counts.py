@@ -65,13 +65,13 @@ def recomputed_bytes(t: Tape) -> int:
     saved before its first block and after its last."""
     held, starts = checkpointed(t), [start for start, _ in t.boundaries]
     there = set(_around(t, starts[0], starts[-1])) if t.again else set()
-    blocks = [t.saved(a, b) for a, b in pairwise(starts)]
+    blocks = [t.saved(a, b, alone=True) for a, b in pairwise(starts)]
     return max(sum(x.nbytes for x in there.union(block) if x not in held) for block in blocks)
 
 
 def _around(t: Tape, first: int, last: int) -> dict[Array, str]:
     """What kernels before `first` and from `last` on save, and what those between hold all the same."""
-    found = {**t.saved(last), **t.saved(0, first)}
+    found = {**t.saved(last, alone=True), **t.saved(0, first, alone=True)}
     for kernel in t.kernels[first:last]:
         found |= dict.fromkeys(kernel.held, kernel.part)
     return found

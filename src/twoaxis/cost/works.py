@@ -14,6 +14,7 @@ from twoaxis.tape import PASSING, Array, Kernel, Tape
 
 Execution = Literal["eager", "fused"]
 NONLINEAR = ("softmax", "log_softmax", "silu", "gelu", "sigmoid", "tanh")
+BATCHED = ("matmul", "stream_read", "stream_mix", "stream_write")  # a small matrix for each token
 AGAIN = ("sdpa", "silu", "gelu")  # whose backward pass takes their exponentials again
 
 
@@ -62,7 +63,7 @@ def _forward(kernel: Kernel) -> Work:
         moved,
         kernel.launches,
         _exponentials(kernel),
-        kernel.name == "matmul",
+        kernel.name in BATCHED,
     )
 
 
@@ -91,7 +92,7 @@ def _backward(t: Tape) -> list[Work]:
                 moved,
                 launches,
                 exponentials,
-                kernel.name == "matmul",
+                kernel.name in BATCHED,
             )
         )
     return found

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from twoaxis.cache import Remembers, Slot
 from twoaxis.depth.connection import State, Stream
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import depthwise_causal_conv
+from twoaxis.ops import channel_read, depthwise_causal_conv
 from twoaxis.ops.native import delta_step
-from twoaxis.ops.precision import cast, compute_dtype
+from twoaxis.ops.precision import compute_dtype
 from twoaxis.types import DTYPES, Context, Layout, TensorSpec
 
 
@@ -109,10 +109,9 @@ class ChannelCompressor(Compressor):
         return (windows[:, left : left + m].flip(1) * self.read[:, None]).sum(1)
 
     def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
-        wide = cast(X, compute_dtype(X))
         name = ("effective", id(self))  # a block's places share it, and in decoding fold it once
         folded = self.effective() if ctx.cache is None else ctx.cache.once(name, self.effective)
-        return cast((wide * cast(folded, wide.dtype)).sum(-1), X.dtype)
+        return channel_read(X, folded)
 
 
 class FreeCompressor(Compressor):
@@ -126,8 +125,7 @@ class FreeCompressor(Compressor):
         return self.weight, None
 
     def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
-        wide = X.to(compute_dtype(X))
-        return (wide * self.weight.to(wide.dtype)).sum(-1).to(X.dtype)
+        return channel_read(X, self.weight)
 
 
 class EmbeddingConv(nn.Module):

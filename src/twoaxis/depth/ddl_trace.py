@@ -24,23 +24,24 @@ class DDLTrace(Trace):
         weight = t.weight(x.width * cfg.value_dim * cfg.embed_kernel)
         return traced.causal_conv(t, x, weight, cfg.embed_kernel, channels=cfg.value_dim)
 
-    def compress(self, X: Array) -> Array:
-        """u (B, T, d)."""
+    def compress(self, X: Array, number: int) -> Array:
+        """u (B, T, d), of the state before sublayer `number` of the network."""
         t, cfg, d, m = self.t, self.cfg, self.layout.d_model, self.cfg.value_dim
         if not cfg.expanded:
             return X
-        wide, weight = t.cast(X, t.wide), t.weight(d * m * cfg.taps)
+        weight = t.weight(d * m * cfg.taps)
         if cfg.compressor == "token":
-            wide, weight = traced.causal_conv(t, wide, weight, cfg.taps), t.weight(m)
-        elif cfg.compressor == "channel":
+            wide, read = traced.causal_conv(t, t.cast(X, t.wide), weight, cfg.taps), t.weight(m)
+            made = t.array(d, t.wide)
+            t.run("compress", (wide, read), made, keep=(wide, read), flops=2 * wide.numbers, launches=2)
+            return t.state(made)
+        if cfg.compressor == "channel":
             turned = t.run("flip", (weight,), t.table(d * m * m), launches=2)
             weight = t.run("fold", (turned,), t.table(d * m), keep=(turned,), launches=2)
-        made = t.array(d, t.wide)
-        t.run("compress", (wide, weight), made, keep=(wide, weight), flops=2 * wide.numbers, launches=2)
-        return t.state(made)
+        return traced.channel_read(t, X, weight, d, None if cfg.write_only else number)
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, tuple[Array, Array]]:
-        u = self.compress(state)
+        u = self.compress(state, self.layout.sublayer(block, index))
         c = self.t.norm(u)
         return Reads(c), self.control(u, c)  # type: ignore[arg-type]
 
@@ -63,7 +64,8 @@ class DDLTrace(Trace):
     def write(self, state: Any, carry: tuple[Array, Array], y: Array, block: int, index: int) -> Any:
         t, (v, beta) = self.t, carry
         if not self.cfg.write_only:
-            return traced.delta_rewrite(t, state, y, v, beta)
+            number = self.layout.sublayer(block, index) if self.cfg.expanded else None
+            return traced.delta_rewrite(t, state, y, v, beta, number)
         X, h = t.cast(state, t.wide), t.cast(y, t.wide)
         length, k = t.array(1, t.wide), t.like(h)
         t.run("length", (h,), length, keep=(h, length), launches=4)
@@ -73,4 +75,4 @@ class DDLTrace(Trace):
         return t.state(made)
 
     def close(self, state: Any) -> Array:
-        return super().close(self.compress(state))
+        return super().close(self.compress(state, self.layout.n_sublayers))

@@ -24,6 +24,7 @@ from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
+from twoaxis.ops import stream_read, stream_scores, stream_write, traced_streams
 from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
 from twoaxis.tape import Array
 from twoaxis.types import (
@@ -123,47 +124,44 @@ class HyperConnections(Connection):
         self.gain = nn.Parameter(torch.zeros(d)) if cfg.norm == "rms" else None
 
     def weights(self, H: Tensor) -> Tensor:
-        """[A_m | A_r | B] of every token, (B, T, n, n+2), in H's dtype."""
-        static = cast(self.static, H.dtype)
+        """[A_m | A_r | B] of every token, (B, T, n, n+2), or (1, 1, n, n+2), in at least float32."""
+        dtype = compute_dtype(H)
+        static = cast(self.static, dtype)
         if not self.cfg.dynamic:
-            return static.expand(*H.shape[:2], -1, -1)
-        W = cast(self.dynamic, H.dtype)
+            return static.expand(1, 1, -1, -1)
+        W = cast(self.dynamic, dtype)
         if self.gain is None:
-            change = F.layer_norm(H, H.shape[-1:], eps=self.layout.norm_eps) @ W
+            change = stream_scores(H, W, self.layout.norm_eps)
         else:  # the norm's factor per stream and its gain commute with the product
+            H = cast(H, dtype)
             length = torch.linalg.vector_norm(H, dim=-1, keepdim=True).clamp_min(1e-12)
             change = H @ ((1 + self.gain.to(H.dtype))[:, None] * W) * (math.sqrt(H.shape[-1]) / length)
-        scale = cast(torch.where(self.is_alpha, self.s_alpha, self.s_beta), H.dtype)
+        scale = cast(torch.where(self.is_alpha, self.s_alpha, self.s_beta), dtype)
         return torch.addcmul(static, scale, change.tanh() if self.cfg.tanh else change)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
         with full_precision(state):
-            H = cast(state, compute_dtype(state))
-            weights = self.weights(H)
-            if few((H,)):
-                return self.read_few(H, weights, state.dtype)
-            # batched products of small matrices are fast for contiguous ones only
-            A_m, A_r, B = (w.contiguous() for w in weights.split((1, self.cfg.streams, 1), -1))
-            h0 = (A_m.mT @ H).squeeze(-2)
-        return Reads(self.norm(h0.to(state.dtype))), (A_r, B)
+            weights = self.weights(state)
+            if few((state,)):
+                return self.read_few(cast(state, weights.dtype), weights, state.dtype)
+        x = read_streams(state, weights[..., 0], self.norm)
+        return Reads(x), (weights[..., 1:-1].mT, weights[..., -1])
 
     def read_few(self, H: Tensor, weights: Tensor, dtype: torch.dtype) -> tuple[Reads, tuple[Tensor, Tensor]]:
         """The read in the few tokens of a step: one product reads and mixes, and the streams are carried mixed."""
         n, tokens = self.cfg.streams, H.shape[0] * H.shape[1]
-        weights = weights.reshape(tokens, n, n + 2)
+        weights = weights.expand(*H.shape[:2], -1, -1).reshape(tokens, n, n + 2)
         mixed = torch.bmm(weights.mT, H.view(tokens, n, -1))  # (N, n + 2, d), of which the last row is idle
         h0 = cast(mixed[:, 0], dtype).view(*H.shape[:2], -1)
         return Reads(self.norm(h0)), (mixed[:, 1:-1], weights[..., -1:])
 
     def write(self, state: State, carry: tuple[Tensor, Tensor], y: Tensor, ctx: Context) -> State:
-        with full_precision(state):
-            A_r, B = carry
-            if A_r.ndim == 3:  # H was mixed by the read
-                o = cast(y, A_r.dtype).view(len(A_r), 1, -1)
-                return cast(torch.addcmul(A_r, B, o).view(state.shape), state.dtype)
-            H, o = state.to(A_r.dtype), y.to(A_r.dtype).unsqueeze(-2)
-            out = torch.baddbmm((A_r.mT @ H).flatten(0, 1), B.flatten(0, 1), o.flatten(0, 1))
-        return out.view(state.shape).to(state.dtype)
+        A_r, B = carry
+        if A_r.ndim > 3:
+            return stream_write(state, A_r, B, y)
+        with full_precision(state):  # H was mixed by the read
+            o = cast(y, A_r.dtype).view(len(A_r), 1, -1)
+            return cast(torch.addcmul(A_r, B, o).view(state.shape), state.dtype)
 
     def param_rule(self, name: str) -> ParamRule:
         return ParamRule(decay=name == "dynamic")
@@ -171,6 +169,14 @@ class HyperConnections(Connection):
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return HyperStream(cfg, layout)
+
+
+def read_streams(state: Tensor, weights: Tensor, norm: nn.Module) -> Tensor:
+    """norm(sum_s w_s X_s), (B, T, d); the read is kept by nobody if the norm is the usual one."""
+    if isinstance(norm, RMSNorm):
+        return stream_read(state, weights, gain=norm.weight, eps=norm.eps)
+    read: Tensor = norm(stream_read(state, weights))
+    return read
 
 
 class HyperStream(Stream):
@@ -204,19 +210,20 @@ class HyperTrace(Trace):
         return self.t.run("repeat", (x,), self.t.array(x.width * self.cfg.streams, x.itemsize))
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, Any]:
-        t, n, H = self.t, self.cfg.streams, self.t.cast(state, self.t.wide)
-        weights = self.weights(H)
-        A_m, A_r, B = (t.run("copy", (weights,), t.array(size, t.wide)) for size in (n, n * n, n))
-        return super().read(t.state(t.matmul(A_m, H, 1, self.layout.d_model)), block, index)[0], (A_r, B)
+        n, number = self.cfg.streams, self.layout.sublayer(block, index)
+        weights = self.weights(state, number)
+        x = traced_streams.stream_read(self.t, state, self.layout.d_model, weights.view(n), number)
+        return Reads(x), (weights.view(n * n), weights.view(n))  # type: ignore[arg-type]
 
-    def weights(self, H: Array) -> Array:
-        """Of every token."""
+    def weights(self, H: Array, number: int) -> Array:
+        """Of every token, from the streams before sublayer `number`."""
         t, n, d = self.t, self.cfg.streams, self.layout.d_model
         if not self.cfg.dynamic:
             return t.weight(n * (n + 2))
         if self.cfg.norm == "layer":
-            change = t.linear(t.layer_norm(H, groups=n), n + 2, of=d)
+            change = traced_streams.stream_scores(t, H, d, n + 2, number)
         else:
+            H = t.cast(H, t.wide)
             gain = t.run("add", (t.weight(d),), t.table(d, t.wide))
             matrix = t.run("mul", (gain,), t.table(d * (n + 2), t.wide), keep=(gain,))
             length = t.array(n, t.wide)
@@ -230,10 +237,8 @@ class HyperTrace(Trace):
         return t.run("addcmul", (scale, change), t.like(change), keep=(scale, change))
 
     def write(self, state: State, carry: Any, y: Array, block: int, index: int) -> State:
-        t, (A_r, B) = self.t, carry
-        H, o = t.cast(state, t.wide), t.cast(y, t.wide)
-        n, d = self.cfg.streams, self.layout.d_model
-        return t.state(t.matmul(B, o, n, d, plus=t.matmul(A_r, H, n, d)))
+        number = self.layout.sublayer(block, index)
+        return traced_streams.stream_write(self.t, state, carry[0], carry[1], y, number)
 
     def close(self, state: State) -> Array:
         return super().close(self.t.run("sum", (state,), self.t.array(self.layout.d_model, state.itemsize)))

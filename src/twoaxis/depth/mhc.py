@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.hyper_connections import HyperStream
+from twoaxis.depth.hyper_connections import HyperStream, read_streams
 from twoaxis.depth.mhc_coefficients import Coefficients
 from twoaxis.depth.mhc_trace import MHCTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn
-from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
+from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn, stream_read, stream_write
+from twoaxis.ops.precision import cast, few, full_precision
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 APART = 8.0  # how far below 0 the logits of all but the identity start (public code of 2601.05732)
@@ -187,12 +187,10 @@ class MHC(Connection):
             h, Q, mixed = found
             return Reads(h), (Q, mixed)
         with full_precision(state):
-            X = cast(state, compute_dtype(state))
-            P, Q, H = self.gates(X)
-            if few((X,)) and H is not None and P.shape[:2] == H.shape[:2] == X.shape[:2]:
-                return self.read_few(X, P, Q, H, state.dtype)
-            h = (P.unsqueeze(-2) @ X).squeeze(-2)
-        return Reads(self.norm(cast(h, state.dtype))), (Q, H)
+            P, Q, H = self.gates(state)
+            if few((state,)) and H is not None and P.shape[:2] == H.shape[:2] == state.shape[:2]:
+                return self.read_few(cast(state, P.dtype), P, Q, H, state.dtype)
+        return Reads(read_streams(state, P, self.norm)), (Q, H)
 
     def read_few(
         self, X: Tensor, P: Tensor, Q: Tensor, H: Tensor, dtype: torch.dtype
@@ -205,16 +203,12 @@ class MHC(Connection):
         return Reads(self.norm(h)), (Q.view(tokens, n, 1), mixed[:, 1:])
 
     def write(self, state: State, carry: tuple[Tensor, Tensor | None], y: Tensor, ctx: Context) -> State:
-        (Q, H), lead = carry, state.shape[:2]
-        with full_precision(state):
-            if H is not None and H.ndim == 3:  # X was mixed by the read
-                o = cast(y, Q.dtype).view(len(Q), 1, -1)
-                return cast(torch.addcmul(H, Q, o).view(state.shape), state.dtype)
-            X, o = state.to(Q.dtype), y.to(Q.dtype).unsqueeze(-2)
-            mixed = X if H is None else H.expand(*lead, -1, -1).contiguous() @ X
-            writes = Q.unsqueeze(-1).expand(*lead, -1, -1)
-            out = torch.baddbmm(mixed.flatten(0, 1), writes.flatten(0, 1), o.flatten(0, 1))
-        return out.view(state.shape).to(state.dtype)
+        Q, H = carry
+        if H is None or H.ndim > 3:
+            return stream_write(state, H, Q, y)
+        with full_precision(state):  # X was mixed by the read
+            o = cast(y, Q.dtype).view(len(Q), 1, -1)
+            return cast(torch.addcmul(H, Q, o).view(state.shape), state.dtype)
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
@@ -233,10 +227,18 @@ class MHCStream(HyperStream):
         """y (B, T, d), before the final norm."""
         if self.head is None:
             return super().readout(state)
+        return stream_read(state, self.shares(state))
+
+    def shares(self, state: Tensor) -> Tensor:
+        """What the head takes of each stream, (B, T, n) or (1, 1, n)."""
+        assert self.head is not None
         with full_precision(state):
-            X = state.to(compute_dtype(state))
-            weights = self.head(X)[0].sigmoid() + self.eps
-            return (weights.unsqueeze(-2) @ X).squeeze(-2).to(state.dtype)
+            return self.head(state)[0].sigmoid() + self.eps
+
+    def close(self, state: State, ctx: Context) -> Tensor:
+        if self.head is None:
+            return super().close(state, ctx)
+        return read_streams(state, self.shares(state), self.norm)
 
 
 MHC.Config.trace = MHCTrace

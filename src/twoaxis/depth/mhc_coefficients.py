@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.norm import RMSNorm
+from twoaxis.ops import joint_scores
 from twoaxis.ops.native import mhc_step
-from twoaxis.ops.precision import cast
+from twoaxis.ops.precision import cast, compute_dtype
 from twoaxis.types import Layout
 
 
@@ -45,9 +46,7 @@ class Coefficients(nn.Module):
     def project(self, X: Tensor) -> Tensor:
         """z phi (B, T, columns); the division by the rms comes after the product."""
         assert self.phi is not None
-        x = X.flatten(-2)
-        lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x @ cast(self.phi, x.dtype)) * (lengths.square() / x.shape[-1] + self.eps).rsqrt()
+        return joint_scores(X, self.phi, self.eps)
 
     def step(self, cfg: Any, X: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
         """norm(P X), Q (N, n, 1) and H X (N, n, d) in one call, in a step of decoding; None where it takes more."""
@@ -60,12 +59,13 @@ class Coefficients(nn.Module):
         )  # fmt: skip
 
     def forward(self, X: Tensor) -> tuple[Tensor, ...]:
-        """The logits of each group (B, T, size), or (1, 1, size) without phi, in X's dtype."""
+        """The logits of each group (B, T, size), or (1, 1, size) without phi, in at least float32."""
+        dtype = compute_dtype(X)
         if self.bias is None:
-            return X.new_zeros(1, 1, 0).split(self.sizes, -1)
-        logits = cast(self.bias, X.dtype)
+            return X.new_zeros(1, 1, 0, dtype=dtype).split(self.sizes, -1)
+        logits = cast(self.bias, dtype)
         if self.phi is None or self.scale is None:
             logits = logits.expand(1, 1, -1)
         else:
-            logits = torch.addcmul(logits, self.project(X), cast(self.scale, X.dtype)[self.group])
+            logits = torch.addcmul(logits, self.project(X), cast(self.scale, dtype)[self.group])
         return logits.split_with_sizes(self.sizes, -1)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from twoaxis.depth.hyper_connections import HyperTrace
-from twoaxis.depth.trace import Trace
+from twoaxis.ops import traced_streams
 from twoaxis.tape import Array
+from twoaxis.types import Reads
 
 
 class MHCTrace(HyperTrace):
     """Streams that are read, mixed and written by coefficients of all streams."""
 
-    def coefficients(self, X: Array, sizes: list[int]) -> list[Array]:
-        """The logits of each group, for each token or one for all."""
+    def coefficients(self, X: Array, sizes: list[int], number: int) -> list[Array]:
+        """The logits of each group, for each token or one for all, of the streams before sublayer `number`."""
         t, total = self.t, sum(sizes)
         if not self.cfg.dynamic or not total:
             return [t.weight(size) for size in sizes]
-        length, factor, group = t.array(1, t.wide), t.array(1, t.wide), t.table(total, 8, constant=True)
-        t.run("length", (X,), length, keep=(X, length))
-        t.run("rsqrt", (length,), factor, keep=(length, factor), launches=4)
-        projected = t.linear(X, total)
-        scaled, scales = (
-            t.times(projected, factor),
-            t.run("index", (group,), t.table(total, t.wide), keep=(group,)),
-        )
+        group = t.table(total, 8, constant=True)
+        scaled = traced_streams.joint_scores(t, X, total, number)
+        scales = t.run("index", (group,), t.table(total, t.wide), keep=(group,))
         logits = t.run("addcmul", (scaled, scales), t.like(scaled), keep=(scaled, scales))
         return [logits.view(size) for size in sizes]
 
@@ -54,25 +50,21 @@ class MHCTrace(HyperTrace):
         return H if rows == 1 else t.run("copy", (H,), t.like(H))
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
-        t, X = self.t, self.t.cast(state, self.t.wide)
-        P, Q, R = self.coefficients(X, self.cfg.sizes(self.layout, self.layout.sublayer(block, index)))
+        number = self.layout.sublayer(block, index)
+        P, Q, R = self.coefficients(state, self.cfg.sizes(self.layout, number), number)
         P, Q = self.gate(P, self.cfg.eps > 0), self.gate(Q, True)
         H = self.mixing(R) if R.width else None
-        h = t.state(t.matmul(P, X, 1, self.layout.d_model))
-        return Trace.read(self, h, block, index)[0], (Q, H)
+        x = traced_streams.stream_read(self.t, state, self.layout.d_model, P, number)
+        return Reads(x), (Q, H)  # type: ignore[arg-type]
 
     def write(self, state: Any, carry: Any, y: Array, block: int, index: int) -> Any:
-        t, (Q, H), n, d = self.t, carry, self.cfg.streams, self.layout.d_model
-        X, o = t.cast(state, t.wide), t.cast(y, t.wide)
-        if H is not None and H.numbers == H.width:
-            H = t.run("copy", (H,), t.array(H.width, t.wide))
-        mixed = X if H is None else t.matmul(H, X, n, d)
-        return t.state(t.matmul(Q, o, n, d, plus=mixed))
+        Q, H = carry
+        return traced_streams.stream_write(self.t, state, H, Q, y, self.layout.sublayer(block, index))
 
     def close(self, state: Any) -> Array:
         if self.cfg.readout == "sum":
             return super().close(state)
-        t, X = self.t, self.t.cast(state, self.t.wide)
-        (logits,) = self.coefficients(X, [self.cfg.streams])
+        t, number = self.t, self.layout.n_sublayers
+        (logits,) = self.coefficients(state, [self.cfg.streams], number)
         weights = t.map("scale", t.map("sigmoid", logits, keep="output"), keep="nothing")
-        return Trace.close(self, t.state(t.matmul(weights, X, 1, self.layout.d_model)))
+        return traced_streams.stream_read(t, state, self.layout.d_model, weights, number)

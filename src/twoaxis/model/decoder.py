@@ -18,6 +18,7 @@ from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
 from twoaxis.model.loss import chunked_token_loss, token_loss
+from twoaxis.ops import rebuilt
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
 
 
@@ -120,17 +121,16 @@ class Decoder(nn.Module):
 
     def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> tuple[Tensor, Any]:
         """From embeddings (B, T, d) to what `to_the_end` gives."""
-        state = self.stream.open(embedded, ctx)
-        if states is not None:
-            states["block.0"] = state
-        for index, block in enumerate(self.blocks):
-            if self.checkpointing and self.training and ctx.cache is None:
-                state = checkpoint(block, state, ctx, use_reentrant=False)
-            else:
-                state = block(state, ctx)
+        again = self.checkpointing and self.training and ctx.cache is None
+        with rebuilt.loop(ctx.cache is None and not again and not (self.recomputes and self.training)):
+            state = self.stream.open(embedded, ctx)
             if states is not None:
-                states[f"block.{index + 1}"] = state
-        return self.stream.close(state, ctx), state
+                states["block.0"] = state
+            for index, block in enumerate(self.blocks):
+                state = checkpoint(block, state, ctx, use_reentrant=False) if again else block(state, ctx)
+                if states is not None:
+                    states[f"block.{index + 1}"] = state
+            return self.stream.close(state, ctx), state
 
     def loss(
         self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None, chunked: bool = False

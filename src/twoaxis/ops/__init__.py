@@ -5,6 +5,7 @@ Every fast path has a plain twin of the same name and signature in `twoaxis.ops.
 
 from . import reference
 from .causal_conv import depthwise_causal_conv
+from .channel_read import channel_read
 from .conventions import CONVENTIONS, window_for, window_from
 from .delta_rewrite import delta_rewrite
 from .depth_read import depth_read
@@ -13,15 +14,19 @@ from .local_attention import local_attention
 from .mix import mix, token_mix
 from .norm import rms
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
+from .stream_scores import joint_scores, stream_scores
+from .streams import stream_read, stream_write
 from .window import check_window, visible, visible_pairs
 
 __all__ = [
     "CONVENTIONS",
+    "channel_read",
     "check_window",
     "delta_rewrite",
     "depth_read",
     "depthwise_causal_conv",
     "gated_mix",
+    "joint_scores",
     "local_attention",
     "mix",
     "permutation_matrices",
@@ -30,6 +35,9 @@ __all__ = [
     "rms",
     "sinkhorn",
     "sinkhorn_error",
+    "stream_read",
+    "stream_scores",
+    "stream_write",
     "token_mix",
     "visible",
     "visible_pairs",

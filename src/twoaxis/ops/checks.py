@@ -188,6 +188,39 @@ def source_dtype(sources: Sequence[Tensor]) -> torch.dtype:
     return reduce(torch.promote_types, (x.dtype for x in sources))
 
 
+def check_streams(
+    streams: Tensor,
+    *,
+    matrix: Tensor | None = None,
+    joint: Tensor | None = None,
+    weights: Tensor | None = None,
+    mixing: Tensor | None = None,
+    branch: Tensor | None = None,
+    gain: Tensor | None = None,
+) -> None:
+    """Refuse what does not fit streams (..., n, d)."""
+    if streams.ndim < 3:
+        raise InputError(f"streams {_shape(streams)}: give (..., n, d) with at least one dimension of tokens")
+    *lead, n, d = streams.shape
+    for name, x, says, last in (
+        ("weights", weights, "(..., n)", (n,)),
+        ("mixing", mixing, "(..., n, n)", (n, n)),
+        ("branch", branch, "(..., d)", (d,)),
+    ):
+        if x is None:
+            continue
+        own, dims = x.shape[: x.ndim - len(last)], x.shape[x.ndim - len(last) :]
+        repeats = name != "branch" and len(own) == len(lead) and all(a in (1, b) for a, b in zip(own, lead))
+        if tuple(dims) != last or not (repeats or list(own) == lead):
+            raise InputError(f"{name} {_shape(x)} for streams {_shape(streams)}: give {says}")
+    if matrix is not None and (matrix.ndim != 2 or matrix.shape[0] != d):
+        raise InputError(f"matrix {_shape(matrix)} for streams {_shape(streams)}: give (d, c)")
+    if joint is not None and (joint.ndim != 2 or joint.shape[0] != n * d):
+        raise InputError(f"matrix {_shape(joint)} for streams {_shape(streams)}: give (n d, c)")
+    if gain is not None and gain.shape != (d,):
+        raise InputError(f"gain {_shape(gain)} for streams {_shape(streams)}: give (d,)")
+
+
 def _check_sources(sources: Sequence[Tensor]) -> torch.Size:
     if isinstance(sources, Tensor) or len(sources) == 0:
         raise InputError("sources: give a tuple of at least one (..., d) tensor, not a stacked tensor")

@@ -1,11 +1,12 @@
 """Deep Delta Learning's write: a gated rank-one step of a state towards a target (arXiv 2601.00417)."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import choice
+from . import choice, rebuilt
 from .checks import check_rewrite
 from .first_order import first_order
 from .native import delta_rewrite as native
@@ -16,7 +17,8 @@ from .precision import cast, compute_dtype, full_precision
 def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: float) -> Tensor:
     """X' = X + gate k (v^T - k^T X) with k = h / sqrt(|h|^2 + eps^2).
 
-    Runs in at least float32 and returns the state's shape and dtype. Keeps only its inputs for backward.
+    Runs in at least float32 and returns the state's shape and dtype. Keeps only its inputs for backward, and inside
+    the decoder's own loop (`ops.rebuilt`) not the state: direction, value and gate rebuild it.
 
     Args:
         state: X, (..., d), or (..., d, m) with m value channels.
@@ -38,10 +40,16 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
     library = None
     if native.covers(state, direction, m):
         library = choice.kernel("delta_rewrite", (state,), inputs[1:])
+    loop = rebuilt.current() if expanded else None  # one without channels is kept by the norm that reads it
+    place = None if loop is None else loop.place_of(state)
+    out: Tensor
     if library is not None:
-        rewritten: Tensor = native.NativeRewrite.apply(library, eps, *inputs)
-        return rewritten
-    out: Tensor = _Rewrite.apply(eps, *inputs)
+        out = native.NativeRewrite.apply(library, place, eps, *inputs)
+    else:
+        out = _Rewrite.apply(place, eps, *inputs)
+    if loop is not None and place is not None:
+        run = partial(_rewritten, eps) if library is None else partial(native.rewritten, library, eps)
+        loop.grow(place, rebuilt.Step(run, inputs[1:]), out)
     return out
 
 
@@ -61,16 +69,22 @@ class _Rewrite(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, eps: float, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor
+        ctx: Any,
+        place: rebuilt.Place | None,
+        eps: float,
+        state: Tensor,
+        direction: Tensor,
+        value: Tensor,
+        gate: Tensor,
     ) -> Tensor:
-        ctx.eps = eps
-        ctx.save_for_backward(state, direction, value, gate)
+        ctx.eps, ctx.place = eps, place
+        ctx.save_for_backward(*((state,) if place is None else ()), direction, value, gate)
         return _rewritten(eps, state, direction, value, gate)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        tensors = ctx.saved_tensors if ctx.place is None else (ctx.place.state, *ctx.saved_tensors)
         dtype = compute_dtype(*tensors[:2])
         with full_precision(grad):
             X, h, v, beta = (x.to(dtype) for x in tensors)
@@ -82,7 +96,7 @@ class _Rewrite(torch.autograd.Function):
             along = (p * (e - r)).sum(-1, keepdim=True) / rho  # the part of dk along h, which k's length eats
             dh = (_pull(G, e) - _pull(X, p)).addcmul_(h, along, value=-1).mul_(step)
             found = (dX, dh, p * beta, (p * e).sum(-1, keepdim=True))
-            return None, *(d.to(x.dtype) for d, x in zip(found, tensors))
+            return None, None, *(d.to(x.dtype) for d, x in zip(found, tensors))
 
 
 def _squares(h: Tensor, eps: float) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from twoaxis.ops import rebuilt
 from twoaxis.ops.backends.plan import block_plan, kept_keys
 from twoaxis.tape import Array, Tape
 
@@ -73,18 +74,44 @@ def gated_mix(t: Tape, sources: Sequence[Array], reads: int, gate: Array) -> lis
     return made
 
 
-def delta_rewrite(t: Tape, state: Array, direction: Array, value: Array, gate: Array) -> Array:
-    """X + gate k (v^T - k^T X): 4 d m per token; the inputs are kept."""
+def delta_rewrite(
+    t: Tape, state: Array, direction: Array, value: Array, gate: Array, number: int | None = None
+) -> Array:
+    """X + gate k (v^T - k^T X): 4 d m per token; the inputs are kept. number: the state's in a chain that rebuilds."""
     inputs = (state, direction, value, gate)
+    keep, again = rebuilt_keep(state, number)
     return t.run(
         "delta_rewrite",
         inputs,
         t.like(state),
-        keep=inputs,
+        keep=(*keep, *inputs[1:]),
+        rebuilt=again,
         flops=4 * state.numbers,
         launches=12,
         moved=4 * state.nbytes,
     )
+
+
+def channel_read(t: Tape, state: Array, weight: Array, width: int, number: int | None = None) -> Array:
+    """Sum over channels: 2 d m per token; weights, and the state if no chain rebuilds it, are kept."""
+    keep, again = rebuilt_keep(state, number)
+    return t.run(
+        "channel_read",
+        (state, weight),
+        t.array(width, state.itemsize),
+        keep=(weight, *keep),
+        rebuilt=again,
+        flops=2 * state.numbers,
+        launches=2,
+        moved=3 * state.nbytes,
+    )
+
+
+def rebuilt_keep(
+    state: Array, number: int | None, stride: int = rebuilt.STRIDE
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """What is kept of a state, and what only where blocks are recomputed, for a state of that number in a chain."""
+    return ((state,), ()) if number is None or number % stride == 0 else ((), (state,))
 
 
 def causal_conv(t: Tape, x: Array, weight: Array, kernel: int, channels: int = 1) -> Array:

@@ -72,12 +72,13 @@ FAST = [  # whose backward passes run products of their own
 @dataclass
 class Flops:
     """Of a forward and a backward pass. again: the backward pass runs, in which a network may run once more; seen:
-    what the counter saw of that."""
+    what the counter saw of that. muted: what it saw and should not have."""
 
     forward: int = 0
     backward: int = 0
     again: bool = False
     seen: int = 0
+    muted: int = 0
 
 
 def counted_flops(model: Decoder, tokens: Tensor) -> Flops:
@@ -122,7 +123,10 @@ def _registered(counter: FlopCounterMode, found: Flops) -> Iterator[None]:
             counting = _counting(vars(kind)["forward"], formula, counter, found, whole=False)
             stack.enter_context(patch.object(kind, "forward", counting))
         for function in FAST:
-            stack.enter_context(patch.object(function, "backward", _muted(function, counter, found)))
+            quiet = staticmethod(_muted(function.backward, counter, found))
+            stack.enter_context(patch.object(function, "backward", quiet))
+        again = _muted(ops.rebuilt.Chain.state, counter, found)  # states that backward passes make again
+        stack.enter_context(patch.object(ops.rebuilt.Chain, "state", again))
         yield
 
 
@@ -167,14 +171,14 @@ def _counting(
     return counting
 
 
-def _muted(function: Any, counter: FlopCounterMode, found: Flops) -> Any:
-    """Its backward pass, without what the counter sees in it."""
-    run = function.backward
+def _muted(run: Callable[..., Any], counter: FlopCounterMode, found: Flops) -> Callable[..., Any]:
+    """A part of a backward pass, without what the counter sees in it."""
 
-    def backward(ctx: Any, *grads: Any) -> Any:
-        before, seen = counter.get_total_flops(), found.seen
-        out = run(ctx, *grads)  # which may make the network run again
-        found.backward -= counter.get_total_flops() - before - (found.seen - seen)
+    def quiet(*args: Any) -> Any:
+        before, aside = counter.get_total_flops(), found.seen + found.muted
+        out = run(*args)  # which may make the network run again, or states, muted themselves
+        silent = counter.get_total_flops() - before - (found.seen + found.muted - aside)
+        found.backward, found.muted = found.backward - silent, found.muted + silent
         return out
 
-    return staticmethod(backward)
+    return quiet

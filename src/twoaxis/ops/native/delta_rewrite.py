@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..first_order import first_order
+from ..rebuilt import Place
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
@@ -29,24 +30,32 @@ def covers(state: Tensor, direction: Tensor, m: int) -> bool:
     return m in _CHANNELS and torch.promote_types(state.dtype, direction.dtype) == state.dtype
 
 
+def rewritten(
+    library: ctypes.CDLL, eps: float, state: Tensor, direction: Tensor, value: Tensor, gate: Tensor
+) -> Tensor:
+    """X', without a gradient."""
+    out = torch.empty(state.shape, dtype=state.dtype)
+    if out.numel():
+        rewrite = _Rewrite(eps, state, direction, value, gate, out)
+        checked(library.delta_rewrite_forward(ctypes.byref(rewrite.call), rewrite.half))
+    return out
+
+
 class NativeRewrite(torch.autograd.Function):
     """The arguments and results of `ops.delta_rewrite._Rewrite`."""
 
     @staticmethod
-    def forward(ctx: Any, library: ctypes.CDLL, *args: Any) -> Tensor:
-        eps, state, direction, value, gate = args
-        out = torch.empty(state.shape, dtype=state.dtype)
-        if out.numel():
-            rewrite = _Rewrite(eps, state, direction, value, gate, out)
-            checked(library.delta_rewrite_forward(ctypes.byref(rewrite.call), rewrite.half))
-        ctx.library, ctx.eps = library, eps
-        ctx.save_for_backward(state, direction, value, gate)
-        return out
+    def forward(ctx: Any, library: ctypes.CDLL, place: Place | None, eps: float, *inputs: Any) -> Tensor:
+        ctx.library, ctx.eps, ctx.place = library, eps, place
+        ctx.save_for_backward(*(inputs if place is None else inputs[1:]))
+        return rewritten(library, eps, *inputs)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        state, direction, value, gate = ctx.saved_tensors
+        kept = () if ctx.place is None else (ctx.place.state,)
+        inputs: tuple[Tensor, ...] = (*kept, *ctx.saved_tensors)
+        state, direction, value, gate = inputs
         dstate = torch.empty(state.shape, dtype=state.dtype)
         ddirection = torch.empty(direction.shape, dtype=state.dtype)
         dvalue, dgate = torch.zeros(value.shape), torch.zeros(gate.shape)
@@ -58,7 +67,7 @@ class NativeRewrite(torch.autograd.Function):
             call.dvalue, call.dgate = address(dvalue, _FLOAT, value.shape), address(dgate, _FLOAT, gate.shape)
             checked(ctx.library.delta_rewrite_backward(ctypes.byref(call), rewrite.half))
         return (
-            None, None, dstate, ddirection.to(direction.dtype), dvalue.to(value.dtype), dgate.to(gate.dtype)
+            None, None, None, dstate, ddirection.to(direction.dtype), dvalue.to(value.dtype), dgate.to(gate.dtype)
         )  # fmt: skip
 
 

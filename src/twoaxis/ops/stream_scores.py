@@ -1,0 +1,100 @@
+"""What several residual streams are read, mixed and written by: products of normed streams with a small matrix.
+
+Only the streams and results of c numbers are kept for backward (arXiv 2409.19606, 2512.24880), and of the streams,
+inside the decoder's own loop, every second state (`ops.rebuilt`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import rebuilt
+from .checks import check_streams
+from .first_order import first_order
+from .precision import cast, compute_dtype, full_precision
+
+STRIDE = 2  # of the states in a chain one in so many is kept: rewriting four streams costs more than a rank-one write
+
+
+def stream_scores(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
+    """layer_norm(X_s) W of every stream: (..., n, d) and (d, c) -> (..., n, c) in at least float32.
+
+    The norm has no parameters. Raises InputError for shapes that do not fit.
+    """
+    check_streams(streams, matrix=matrix)
+    scores: Tensor = _Scores.apply(place_of(streams), eps, streams, matrix)
+    return scores
+
+
+def joint_scores(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
+    """vec(X) W / rms(vec(X)): (..., n, d) and (n d, c) -> (..., c) in at least float32.
+
+    Raises InputError for shapes that do not fit.
+    """
+    check_streams(streams, joint=matrix)
+    scores: Tensor = _JointScores.apply(place_of(streams), eps, streams, matrix)
+    return scores
+
+
+def place_of(streams: Tensor) -> rebuilt.Place | None:
+    """Where the streams stand in the decoder's loop; None outside of it, where an operator keeps them itself."""
+    loop = rebuilt.current()
+    return None if loop is None else loop.place_of(streams, STRIDE)
+
+
+def streams_of(ctx: Any, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What was saved, with the streams in front."""
+    return kept if ctx.place is None else (ctx.place.state, *kept)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: Any, eps: float, streams: Tensor, matrix: Tensor) -> Tensor:
+        ctx.place, ctx.eps = place, eps
+        ctx.save_for_backward(*(() if place is not None else (streams,)), matrix)
+        with full_precision(streams):
+            X = cast(streams, compute_dtype(streams))
+            return F.layer_norm(X, X.shape[-1:], eps=eps) @ cast(matrix, X.dtype)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        streams, matrix = streams_of(ctx, ctx.saved_tensors)
+        with full_precision(streams):
+            X, d = cast(streams, grad.dtype), streams.shape[-1:]
+            N, mean, factor = torch.native_layer_norm(X, d, None, None, ctx.eps)
+            dmatrix = N.reshape(-1, *d).mT @ grad.reshape(-1, grad.shape[-1])
+            dN = grad @ cast(matrix, X.dtype).mT
+            none = [True, False, False]
+            dX = torch.ops.aten.native_layer_norm_backward(dN, X, d, mean, factor, None, None, none)[0]
+        return None, None, cast(dX, streams.dtype), cast(dmatrix, matrix.dtype)
+
+
+class _JointScores(torch.autograd.Function):
+    """y = r p, p = x W, r = 1 / sqrt(mean(x^2) + eps)."""
+
+    @staticmethod
+    def forward(ctx: Any, place: Any, eps: float, streams: Tensor, matrix: Tensor) -> Tensor:
+        ctx.place = place
+        with full_precision(streams):
+            x = cast(streams, compute_dtype(streams)).flatten(-2)
+            p = x @ cast(matrix, x.dtype)
+            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+            r = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
+            ctx.save_for_backward(*(() if place is not None else (streams,)), matrix, p, r)
+            return p * r
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        streams, matrix, p, r = streams_of(ctx, ctx.saved_tensors)
+        with full_precision(streams):
+            x, dp = cast(streams, p.dtype).flatten(-2), grad * r
+            dmatrix = x.reshape(-1, x.shape[-1]).mT @ dp.reshape(-1, dp.shape[-1])
+            back = (grad * p).sum(-1, keepdim=True) * r**3 / -x.shape[-1]
+            dX = torch.addcmul(dp @ cast(matrix, x.dtype).mT, x, back).view(streams.shape)
+        return None, None, cast(dX, streams.dtype), cast(dmatrix, matrix.dtype)

@@ -1,0 +1,79 @@
+"""What the operators on several residual streams cost, as `traced` says it of the others."""
+
+from __future__ import annotations
+
+from twoaxis.ops.stream_scores import STRIDE
+from twoaxis.ops.traced import rebuilt_keep
+from twoaxis.tape import Array, Tape
+
+
+def stream_scores(t: Tape, streams: Array, d: int, c: int, number: int) -> Array:
+    """layer_norm(X_s) W: 2 c d for each stream; kept are streams and matrix. number: of the state in its chain."""
+    keep, again = rebuilt_keep(streams, number, STRIDE)
+    made = t.array(streams.width // d * c, t.wide)
+    return t.run(
+        "stream_scores",
+        (streams, t.weight(d * c)),
+        made,
+        keep=keep,
+        rebuilt=again,
+        flops=2 * c * streams.numbers,
+        launches=2,
+        product=True,
+        moved=4 * streams.nbytes + made.nbytes,
+    )
+
+
+def joint_scores(t: Tape, streams: Array, c: int, number: int) -> Array:
+    """vec(X) W / rms: 2 c n d; kept are streams, matrix, c products and a factor."""
+    keep, again = rebuilt_keep(streams, number, STRIDE)
+    made, product, factor = t.array(c, t.wide), t.array(c, t.wide), t.array(1, t.wide)
+    return t.run(
+        "joint_scores",
+        (streams, t.weight(streams.width * c)),
+        made,
+        keep=(*keep, product, factor),
+        rebuilt=again,
+        flops=2 * c * streams.numbers,
+        launches=6,
+        product=True,
+        moved=2 * streams.nbytes + 4 * made.nbytes,
+    )
+
+
+def stream_read(t: Tape, streams: Array, d: int, weights: Array, number: int) -> Array:
+    """norm(sum_s w_s X_s): 2 n d; kept are streams and weights."""
+    keep, again = rebuilt_keep(streams, number, STRIDE)
+    made = t.array(d, streams.itemsize)
+    return t.run(
+        "stream_read",
+        (weights, streams, t.weight(d)),
+        made,
+        keep=(*keep, weights),
+        rebuilt=again,
+        flops=2 * streams.numbers,
+        launches=2,
+        moved=streams.nbytes + 3 * made.nbytes,
+        back=1 + (not weights.constant),
+    )
+
+
+def stream_write(
+    t: Tape, streams: Array, mixing: Array | None, weights: Array, branch: Array, number: int
+) -> Array:
+    """M X + b y: 2 n^2 d and 2 n d; kept are streams (if they are mixed), mixing, weights and branch."""
+    mixed = streams
+    if mixing is not None:
+        keep, again = rebuilt_keep(streams, number, STRIDE)
+        flops = 2 * streams.numbers * (streams.width // branch.width)
+        mixed = Array(streams.numbers, streams.width, t.wide)
+        t.run("stream_mix", (mixing, streams), mixed, keep=(*keep, mixing), rebuilt=again, flops=flops)
+    made = t.like(streams)
+    return t.run(
+        "stream_write",
+        (weights, branch, mixed),
+        made,
+        keep=(weights, branch),
+        flops=2 * streams.numbers,
+        back=1 + (not weights.constant),
+    )
