@@ -7,6 +7,7 @@ import pytest
 from parallel.test_train_pipeline import alone, config, rows, same
 from twoaxis.train import load_run
 
+SHARDED = {"checkpoint_format": "sharded", "checkpoint_async": True}
 FSDP = {"data_parallel": 2, "sharding": "fsdp"}
 
 
@@ -16,9 +17,18 @@ def of_one_process(tmp_path, **options):
 
 
 # pitfalls, parallel training: "save on 2 processes, resume on 1 and on 3, compare the next 5 losses"
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_two_processes_then_one_then_four_equal_one(world, tmp_path, sharding):
-    cfg = of_one_process(tmp_path, steps=9, eval_every=3)
+@pytest.mark.parametrize(
+    ("sharding", "saved"),
+    [
+        ("ddp", {}),
+        ("fsdp", SHARDED),
+        pytest.param("fsdp", {}, marks=pytest.mark.full),
+        pytest.param("ddp", SHARDED, marks=pytest.mark.full),
+    ],
+    ids=["ddp-file", "fsdp-sharded", "fsdp-file", "ddp-sharded"],
+)
+def test_two_processes_then_one_then_four_equal_one(world, tmp_path, sharding, saved):
+    cfg = of_one_process(tmp_path, steps=9, eval_every=3, **saved)
     alone(cfg, tmp_path / "one")
     out, two = str(tmp_path / "run"), {"data_parallel": 2, "batch_size": 2, "sharding": sharding}
     results = world(2).run("cases.trained", {**cfg, **two, "steps": 3}, out)
@@ -32,6 +42,18 @@ def test_two_processes_then_one_then_four_equal_one(world, tmp_path, sharding):
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(
         p.name for p in (tmp_path / "one").iterdir()
     )
+
+
+def test_shards_of_a_pipeline_are_read_by_one_process_and_by_another_pipeline(world, tmp_path):
+    cfg = of_one_process(tmp_path, steps=6, eval_every=2, **SHARDED)
+    cfg["model"]["depth"] = "depth_window"
+    alone(cfg, tmp_path / "one")
+    out, grid = str(tmp_path / "run"), FSDP | {"batch_size": 2, "pipeline": 2}
+    world(4).run("cases.trained", {**cfg, **grid, "steps": 2}, out)
+    assert len(list((tmp_path / "run/checkpoints/step-00000002").glob("shard-*"))) == 4
+    alone({**cfg, "steps": 4}, out, resume=True)
+    world(2).run("cases.trained", {**cfg, "pipeline": 2}, out, resume=True)
+    same(rows(tmp_path / "run"), rows(tmp_path / "one"))
 
 
 # pitfalls, randomness: "identical initial weights on all ranks; both reproducible from one seed"

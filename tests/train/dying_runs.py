@@ -18,6 +18,7 @@ from twoaxis import RunError
 from twoaxis.data import load_corpus, load_tokenizer, tokenize
 from twoaxis.train import TrainConfig, checkpoint, read_yaml, train
 from twoaxis.train.randomness import isolated
+from twoaxis.train.saving import Saver
 from twoaxis.train.session import Session
 
 
@@ -60,7 +61,7 @@ def save_killed_at(session, folder, at):
     if pid == 0:
         killed = Killed(at)
         patch(killed)
-        session.save(folder / "checkpoints")
+        Saver(session, folder / "checkpoints").save()
         (folder / "count").write_text(str(killed.count))
         os._exit(0)
     status = os.waitpid(pid, 0)[1]

@@ -4,7 +4,7 @@ from twoaxis.model.block import Block
 from twoaxis.model.compiled import compiled_step
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.files import load, load_weights, read_safetensors, save, write_atomically
+from twoaxis.model.files import load, load_weights, read_safetensors, save, weights_path, write_atomically
 from twoaxis.model.freeze import axis_shares, freeze_axes
 from twoaxis.model.generate import generate, generate_stream, generate_text
 from twoaxis.model.loss import chunked_token_loss, token_loss
@@ -37,5 +37,6 @@ __all__ = [
     "read_safetensors",
     "save",
     "token_loss",
+    "weights_path",
     "write_atomically",
 ]

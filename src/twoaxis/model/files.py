@@ -17,6 +17,7 @@ from torch import Tensor
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.shards import INDEX, Shards
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -66,13 +67,19 @@ def load(folder: str | Path) -> Decoder:
             f"{folder / 'config.json'} is not JSON ({error}); restore it or save the model again"
         ) from None
     model = Decoder(ModelConfig.from_dict(data))
-    load_weights(model, folder / "model.safetensors")
+    load_weights(model, weights_path(folder))
     return model
 
 
+def weights_path(folder: Path) -> Path:
+    """The file that says where a folder's weights are: model.safetensors, or the index of shards."""
+    whole, index = folder / "model.safetensors", folder / INDEX
+    return index if index.exists() and not whole.exists() else whole
+
+
 def load_weights(model: Decoder, path: Path) -> None:
-    """Fill a model from a safetensors file; every name and shape must agree, dtypes follow the file."""
-    weights = read_safetensors(path)
+    """Fill a model from a `weights_path`; every name and shape must agree, dtypes follow the file."""
+    weights = Shards(path.parent).under("model/") if path.name == INDEX else read_safetensors(path)
     if model.cfg.tie_embeddings:
         head = weights.pop("head.weight", None)
         table = weights.get("embedding.weight")

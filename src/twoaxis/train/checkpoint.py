@@ -1,6 +1,7 @@
 """Checkpoint folders that are there whole or not at all.
 
     checkpoints/step-00000200/{model.safetensors, config.json, state.safetensors, state.json, COMPLETE}
+    checkpoints/step-00000200/{shard-00000.safetensors, .., index.json, config.json, state.json, COMPLETE}
 
 Files are written and synced in a folder of another name, the marker COMPLETE (size and SHA-256 of every file)
 last; then the folder is renamed. Only a folder whose marker agrees with its files counts; the contents are
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from twoaxis.errors import RunError
 
@@ -21,12 +23,14 @@ MARKER = "COMPLETE"
 PREFIX = "step-"
 
 
-def save_checkpoint(folder: Path, step: int, files: dict[str, bytes], keep: int) -> Path:
-    """Write `files` as the checkpoint of `step` in `folder`, then delete all but the newest `keep`.
+def save_checkpoint(
+    folder: Path, step: int, files: dict[str, bytes], keep: int, keep_every: int | None = None
+) -> Path:
+    """Write `files` as the checkpoint of `step` in `folder`, then `prune`.
 
     When writing fails the earlier checkpoints stay, the partial files go, and RunError says what was needed.
     """
-    target = folder / f"{PREFIX}{step:08d}"
+    target = folder_of(folder, step)
     if problem(target) is not None:
         temporary = folder / f".{target.name}.{os.getpid()}"
         try:
@@ -34,19 +38,35 @@ def save_checkpoint(folder: Path, step: int, files: dict[str, bytes], keep: int)
             for name, data in files.items():
                 write_synced(temporary / name, data)
             marks = {name: [len(data), hashlib.sha256(data).hexdigest()] for name, data in files.items()}
-            write_synced(temporary / MARKER, json.dumps(marks).encode())
-            sync_folder(temporary)
-            if target.exists():
-                remove(target)
-            os.replace(temporary, target)
-            sync_folder(folder)
+            commit(temporary, target, marks)
         except OSError as error:
             raise RunError(cannot_save(folder, step, sum(map(len, files.values())), error)) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    for old in complete(folder)[:-keep]:
-        remove(old)
+    prune(folder, keep, keep_every)
     return target
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"{PREFIX}{step:08d}"
+
+
+def commit(temporary: Path, target: Path, marks: dict[str, list[Any]]) -> None:
+    """Make a folder whose files are written and synced the checkpoint `target`. marks: [size, SHA-256] by file."""
+    write_synced(temporary / MARKER, json.dumps(marks).encode())
+    sync_folder(temporary)
+    if target.exists():
+        remove(target)
+    os.replace(temporary, target)
+    sync_folder(target.parent)
+
+
+def prune(folder: Path, keep: int, keep_every: int | None = None) -> None:
+    """Delete all complete checkpoints but the newest `keep` and those of every `keep_every`-th step."""
+    for old in complete(folder)[:-keep]:
+        if keep_every is None or step_of(old) % keep_every:
+            remove(old)
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:

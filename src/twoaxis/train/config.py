@@ -20,10 +20,12 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Transport = Literal["auto", "full", "cached", "push"]
 Sent = Literal["state", "bfloat16", "float16"]
 Sharding = Literal["ddp", "fsdp"]
+CheckpointFormat = Literal["file", "sharded"]
 LOGGERS = ("tensorboard", "wandb", "trackio")
 # Fields that do not change what is computed, up to rounding: a resumed run may set them anew.
 FREE = (
     *("eval_every", "eval_tokens", "checkpoint_every", "keep_checkpoints", "loggers"),
+    *("keep_every", "checkpoint_format", "checkpoint_async"),
     *("device", "compile", "checkpointing", "sharding", "tensor_parallel", "timeout"),
     *(
         "pipeline",
@@ -77,6 +79,11 @@ class TrainConfig:
     eval_tokens: Annotated[int | None, "validation targets scored each time; all when not given"] = None
     checkpoint_every: Annotated[int | None, "steps between checkpoints; the last step is always saved"] = None
     keep_checkpoints: Annotated[int, "how many of the newest checkpoints stay"] = 2
+    keep_every: Annotated[int | None, "checkpoints of steps that this divides stay too"] = None
+    checkpoint_format: Annotated[
+        CheckpointFormat, "file: whole tensors, written by the first process; sharded: each writes its own"
+    ] = "file"
+    checkpoint_async: Annotated[bool, "go on while a sharded checkpoint is being written"] = False
     loggers: Annotated[tuple[str, ...], "besides metrics.jsonl: tensorboard, wandb, trackio"] = ()
     init: Annotated[str | None, "start from the weights of this model folder or run folder"] = None
     data_parallel: Annotated[int, "groups of processes with rows of their own, `batch_size` each"] = 1
@@ -113,7 +120,7 @@ class TrainConfig:
         ):
             self._require(name, getattr(self, name) >= 1, "1 or more")
         self._require("batch_size", self.tokens_per_step < 2**31, "less than 2**31 tokens in a step")
-        for name in ("eval_every", "eval_tokens", "checkpoint_every"):
+        for name in ("eval_every", "eval_tokens", "checkpoint_every", "keep_every"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more, or None")
         for name in ("warmup_steps", "weight_decay", "grad_clip", "depth_loss", "seed"):
             self._require(name, 0 <= getattr(self, name) < float("inf"), "0 or more")
@@ -123,6 +130,9 @@ class TrainConfig:
         for name in ("min_lr_ratio", "decay_fraction", "valid_fraction"):
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two below 1")
+        allowed = "False with checkpoint_format='file': only sharded ones are written in the background"
+        later = self.checkpoint_async and self.checkpoint_format == "file"
+        self._require("checkpoint_async", not later, allowed)
         term = self.model.depth_config().loss_term
         allowed = f"0: {self.model.depth} has no loss term of its own, as dynamic_window has"
         self._require("depth_loss", bool(term) or self.depth_loss == 0, allowed)

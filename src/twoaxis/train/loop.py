@@ -20,6 +20,7 @@ from twoaxis.train.metrics import Metrics
 from twoaxis.train.processes import first_tells, lost, process_group
 from twoaxis.train.randomness import isolated
 from twoaxis.train.run import RunFolder
+from twoaxis.train.saving import Saver
 from twoaxis.train.session import Session, last_good
 from twoaxis.train.signals import StopSignals
 
@@ -65,16 +66,19 @@ def _train(
     check_data(cfg, tokens, valid)
     with isolated(cfg.seed), StopSignals() as stop:
         session = Session(cfg, tokens, checkpoint)  # here the processes of a pipeline meet
+        saver = Saver(session, run.checkpoints)
         run = run if unread is None else RunFolder(unread)
         loggers = make_loggers(cfg, run.path, session.progress.step) if unread is None else []
         run.begin(cfg, tokenizer)
         metrics = Metrics(run.metrics, session.progress.step, loggers)
         try:
             with lost(session, cfg.timeout):
-                loop(session, valid, run, metrics, stop, on_step)
+                loop(session, valid, saver, metrics, stop, on_step)
             results = summary(session, metrics, valid)
         except RunError as error:
-            reason = f"{error}; {last_good(run.checkpoints)}"
+            with contextlib.suppress(Exception):  # what is being written may still be whole
+                saver.finish()
+            reason = f"{error}; {last_good(saver.folder)}"
             with contextlib.suppress(RunError):  # the disk may be full
                 run.write_results(summary(session, metrics, valid) | {"status": "failed", "error": reason})
             raise RunError(reason) from None
@@ -89,7 +93,7 @@ def _train(
 def loop(
     session: Session,
     valid: TokenFile,
-    run: RunFolder,
+    saver: Saver,
     metrics: Metrics,
     stop: StopSignals,
     on_step: Callable[[dict[str, Any]], None] | None,
@@ -106,9 +110,10 @@ def loop(
             on_step(row)
         if due(step, cfg.checkpoint_every):
             metrics.sync()
-            session.save(run.checkpoints)
+            saver.save()
     metrics.sync()
-    session.save(run.checkpoints)
+    saver.save()
+    saver.finish()
 
 
 def check_data(cfg: TrainConfig, tokens: TokenFile, valid: TokenFile) -> None:

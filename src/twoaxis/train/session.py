@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save as to_bytes
-from torch import Tensor
-
 from twoaxis.cost import cost
 from twoaxis.data import Batch, Loader, TokenFile
 from twoaxis.errors import RunError
-from twoaxis.model import Decoder, load_weights, token_loss
-from twoaxis.train.checkpoint import newest_checkpoint, save_checkpoint
+from twoaxis.model import Decoder, load_weights, token_loss, weights_path
+from twoaxis.train.checkpoint import newest_checkpoint
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.device import allow_graphs, choose_device
 from twoaxis.train.evaluation import evaluate
@@ -27,7 +22,7 @@ from twoaxis.train.progress import Progress
 from twoaxis.train.randomness import isolated, reseed
 from twoaxis.train.run import weights_folder
 from twoaxis.train.schedule import lr_factor
-from twoaxis.train.state import facts_of, parts_of, take_up
+from twoaxis.train.state import parts_of, take_up
 from twoaxis.train.team import Team
 
 
@@ -42,7 +37,7 @@ class Session:
         self.model = Decoder(cfg.model)
         weights = checkpoint or (weights_folder(cfg.init) if cfg.init else None)
         if weights:
-            load_weights(self.model, weights / "model.safetensors")
+            load_weights(self.model, weights_path(weights))
         self.model.float().to(self.device).train()
         self.model.checkpointing = cfg.checkpointing
         rules = self.model.param_rules()
@@ -105,27 +100,6 @@ class Session:
             model = Decoder(self.cfg.model).to(self.device)
         Master(model, self.cfg.precision).load({n.removeprefix("model/"): w for n, w in weights.items()})
         return model
-
-    def save(self, folder: Path) -> Path:
-        """Write a checkpoint of everything that the next step depends on; RunError for a weight that is not finite."""
-        parts = parts_of(self)
-        broken = [
-            n for n, p in parts.items() if n.startswith("model/") and not torch.isfinite(p.tensor).all()
-        ]
-        if self.team.anyone(bool(broken)):
-            which = broken[0].removeprefix("model/") if broken else "a weight of another process"
-            raise RunError(f"step {self.progress.step}: {which} is not finite")
-        whole = self.team.gathered(parts)
-        if whole is None:
-            return folder  # the first process writes
-        weights = {n.removeprefix("model/"): t for n, t in whole.items() if n.startswith("model/")}
-        files = {
-            "model.safetensors": _bytes(weights),
-            "config.json": self.cfg.model.to_json().encode(),
-            "state.safetensors": _bytes({n: t for n, t in whole.items() if not n.startswith("model/")}),
-            "state.json": json.dumps(facts_of(self)).encode(),
-        }
-        return save_checkpoint(folder, self.progress.step, files, self.cfg.keep_checkpoints)
 
 
 def gradient(
@@ -199,7 +173,3 @@ def last_good(folder: Path) -> str:
     """Words on where a failed run can go on from."""
     best = newest_checkpoint(folder)[0]
     return f"the last good checkpoint is {best}" if best else "there is no checkpoint before it"
-
-
-def _bytes(tensors: dict[str, Tensor]) -> bytes:
-    return to_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"format": "pt"})

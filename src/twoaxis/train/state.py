@@ -16,10 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from twoaxis.errors import InputError
 from twoaxis.model import read_safetensors
+from twoaxis.model.shards import INDEX, Shards
 from twoaxis.parallel.placement import Placement
 from twoaxis.train.progress import Progress
 from twoaxis.train.randomness import random_state, reseed, set_random_state
@@ -64,13 +66,9 @@ def facts_of(session: Session) -> dict[str, Any]:
 def take_up(session: Session, checkpoint: Path) -> None:
     """Go on from a checkpoint: everything but the weights."""
     facts = read_facts(checkpoint / "state.json")
-    tensors = read_safetensors(checkpoint / "state.safetensors")
-    places, optimizer = session.team.placements, {}
-    for key, whole in _under("optimizer/", tensors):
-        name = key.rpartition("/")[0]
-        if name in places or session.team.alone:
-            optimizer[key] = places[name].of(whole) if whole.ndim and name in places else whole
-    session.optimizer.load_state(optimizer)
+    stored = (checkpoint / INDEX).exists() and not (checkpoint / "state.safetensors").exists()
+    tensors = _from_shards(session, checkpoint) if stored else _from_file(session, checkpoint)
+    session.optimizer.load_state(dict(_under("optimizer/", tensors)))
     session.loader.load_state_dict(facts["loader"])
     session.progress = Progress(**facts["progress"])
     own = dict(_under(f"random/{_own(session)}", tensors))
@@ -78,6 +76,36 @@ def take_up(session: Session, checkpoint: Path) -> None:
         set_random_state(facts["random"], own)
     else:  # saved by fewer processes
         reseed(session.cfg.seed, session.progress.step, session.team.rows[0])
+
+
+def _from_file(session: Session, checkpoint: Path) -> dict[str, Tensor]:
+    """This process's parts of a state that was saved whole."""
+    places, found = session.team.placements, {}
+    for key, whole in read_safetensors(checkpoint / "state.safetensors").items():
+        name = key.removeprefix("optimizer/").rpartition("/")[0]
+        if not key.startswith("optimizer/") or session.team.alone:
+            found[key] = whole
+        elif name in places:
+            found[key] = places[name].of(whole) if whole.ndim else whole
+    return found
+
+
+def _from_shards(session: Session, checkpoint: Path) -> dict[str, Tensor]:
+    """This process's parts of a state that was saved in pieces; only they are read."""
+    from twoaxis.train.dcp_load import fill
+
+    saved = Shards(checkpoint).tensors
+    parts: dict[str, tuple[Tensor, Placement]] = {}
+    for name, stored in saved.items():
+        kind, _, rest = name.partition("/")
+        place = session.team.placements.get(rest.rpartition("/")[0]) if kind == "optimizer" else None
+        if place is None and (kind == "random" or (session.team.alone and kind == "optimizer")):
+            place = Placement.whole(stored.shape)
+        if place is not None:
+            place = place if stored.shape else Placement.whole(())
+            parts[name] = torch.empty(place.local_shape, dtype=stored.dtype), place
+    fill(parts, checkpoint)
+    return {name: tensor for name, (tensor, _) in parts.items()}
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -79,6 +79,12 @@ class Team:
         """Whether this process writes the run's files."""
         return self.mesh is None or self.mesh.rank == 0
 
+    def files_group(self) -> dist.ProcessGroup:
+        """A group of all processes for what is said about files, also beside the training's own messages."""
+        from datetime import timedelta
+
+        return dist.new_group(backend="gloo", timeout=timedelta(minutes=self.cfg.timeout))
+
     def targets(self, batches: list[Batch]) -> int:
         """The number of targets of a step, over all processes."""
         mine = sum(int((batch.targets != -100).sum()) for batch in batches)
