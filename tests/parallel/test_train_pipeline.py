@@ -77,6 +77,8 @@ def test_the_plan_is_printed_and_needs_no_folder(capsys):
     assert main(["train", *flags, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["bytes"] == {"full": 2304, "cached": 1024}
+    assert plan["live"] == [5, 3]
+    assert 0 < plan["bubble"] < 0.5
     sent = [t["name"] for t in plan["boundaries"][1]["tensors"]]
     assert sent == ["sources.source.2"]
 

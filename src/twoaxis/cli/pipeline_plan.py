@@ -8,6 +8,7 @@ from typing import Any
 from twoaxis.errors import InputError
 from twoaxis.train import TrainConfig
 from twoaxis.train.pipelined import plan_of
+from twoaxis.train.timeline import tape_of_run, timeline
 
 
 def show_plan(cfg: TrainConfig, as_json: bool) -> int:
@@ -26,6 +27,7 @@ def described(cfg: TrainConfig) -> dict[str, Any]:
     from twoaxis.parallel.recompute import recompute
 
     plan = plan_of(cfg)
+    line = timeline(cfg, plan, tape_of_run(cfg))
     links = [
         {
             "after_stage": link.index,
@@ -51,6 +53,8 @@ def described(cfg: TrainConfig) -> dict[str, Any]:
         "schedule": cfg.pipeline_schedule,
         "transport": plan.transport,
         "bytes": plan.nbytes,
+        "bubble": line.bubble,
+        "live": list(line.live),
         "stages": stages,
         "boundaries": links,
     }
@@ -62,6 +66,8 @@ def _text(told: dict[str, Any]) -> str:
         f"{told['depth']}: {len(told['stages'])} stages, {told['schedule']}, micro-batches of {rows} x {tokens} tokens",
         f"bytes over all boundaries, one micro-batch forward (backward the same): {_bytes(told['bytes'])}",
         f"taken: {told['transport']}",
+        f"simulated: ranks wait {told['bubble']:.1%} of a step (passes as long as their FLOPs, links no time) and hold "
+        f"{', '.join(map(str, told['live']))} stage passes of micro-batches at the most",
     ]
     for stage, link in zip(told["stages"], [*told["boundaries"], None], strict=True):
         cached = f", from the cache: {', '.join(stage['from_cache'])}" if stage["from_cache"] else ""

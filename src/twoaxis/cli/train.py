@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from twoaxis.cli.dry_run import model_of, show_dry_run
 from twoaxis.cli.pipeline_plan import show_plan
 from twoaxis.data import load_tokenizer
 from twoaxis.errors import InputError
@@ -97,6 +98,28 @@ PlanOnly = Annotated[
     bool,
     tyro.conf.arg(help="print what would cross between the stages of --pipeline N, and do not train"),
 ]
+DryRunOnly = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="print what each process would hold and send, and whether it fits; do not train, needs no weights"
+    ),
+]
+SizeOf = Annotated[
+    str | None,
+    tyro.conf.arg(metavar="NAME", help="a model's size by name: 1b, 8b, 70b, or as in advise --model"),
+]
+MeshOf = Annotated[
+    str,
+    tyro.conf.arg(metavar="MESH", help="of a dry run: copies, slices, stages, as in dp=8,tp=4,pp=4"),
+]
+MachineOf = Annotated[
+    str | None,
+    tyro.conf.arg(metavar="NAME", help="of a dry run: the machine, as in advise --hardware"),
+]
+MemoryOf = Annotated[
+    float | None,
+    tyro.conf.arg(metavar="GB", help="of a dry run: memory of one process, where not the machine's"),
+]
 Json = Annotated[bool, tyro.conf.arg(help="print the results as JSON")]
 Args = dataclasses.make_dataclass(
     "Args",
@@ -106,6 +129,11 @@ Args = dataclasses.make_dataclass(
         ("config", File, dataclasses.field(default=None)),
         ("json", Json, dataclasses.field(default=False)),
         ("pipeline_plan", PlanOnly, dataclasses.field(default=False)),
+        ("dry_run", DryRunOnly, dataclasses.field(default=False)),
+        ("size", SizeOf, dataclasses.field(default=None)),
+        ("mesh", MeshOf, dataclasses.field(default="")),
+        ("hardware", MachineOf, dataclasses.field(default=None)),
+        ("memory_gb", MemoryOf, dataclasses.field(default=None)),
         *_flags(),
     ],
     namespace={
@@ -117,11 +145,15 @@ Args = dataclasses.make_dataclass(
 
 def run(args: Any) -> int:
     """Train, or go on training, and say what came out."""
-    if args.out is None and not args.pipeline_plan:
+    if args.out is None and not (args.pipeline_plan or args.dry_run):
         raise InputError("train writes a run folder: give --out FOLDER")
     cfg = configuration(args)
     if args.pipeline_plan:
         return show_plan(cfg, args.json)
+    if not args.dry_run and (args.mesh or args.hardware or args.memory_gb is not None):
+        raise InputError("--mesh, --hardware and --memory-gb describe a dry run: add --dry-run")
+    if args.dry_run:
+        return show_dry_run(cfg, args.mesh, args.hardware, args.memory_gb, args.json)
     others = int(os.environ.get("RANK", "0")) > 0  # under torchrun the first process speaks
     console = Console(stderr=True, quiet=others)
     logging.basicConfig(level=logging.WARNING, handlers=[RichHandler(console=console, show_path=False)])
@@ -151,6 +183,7 @@ def configuration(args: Any) -> TrainConfig:
     model = dict(data.get("model") or {})
     if not model and data.get("init"):
         model = _saved_model(data["init"])
+    model = (model_of(args.size) if args.size else {}) | model
     model |= {k: v for k, v in given.items() if k in MODEL}
     model.setdefault("vocab_size", _vocab_size(data.get("tokenizer", "byte")))
     if isinstance(model.get("sequence"), tuple):

@@ -53,12 +53,34 @@ class StateStage(PipelineStage):
         self._made: dict[int, tuple[Tensor, ...]] = {}  # kept outputs with their graph, by micro-batch
         self._deposits: tuple[Tensor, ...] = ()
 
+    def _get_recv_ops(self, recv_infos: Any) -> list[dist.P2POp]:
+        """As torch's, into new buffers: they live as long as their micro-batch, not as long as the pipeline."""
+        for info in recv_infos:
+            if info.tensor_meta is not None and not info.is_root_arg:
+                info.buffer = torch.empty(
+                    info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=self.device
+                )
+        ops: list[dist.P2POp] = super()._get_recv_ops(recv_infos)
+        return ops
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        made = super()._prepare_forward_infra(*args, **kwargs)
+        for infos in self.args_recv_info.values():
+            _let_go(infos)
+        return made
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(num_microbatches)
+        for infos in self.grad_recv_info.values():
+            _let_go(infos)
+
     @property
     def _kept(self) -> list[str]:
         return [n for n in self.plan_stage.keeps if n not in self.plan_stage.receives]
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         received = super()._retrieve_recv_activations(fwd_chunk_id)
+        _let_go(self.args_recv_info[fwd_chunk_id])
         grad = self.has_backward and torch.is_grad_enabled()
         for name, tensor in zip(self.plan_stage.receives, received, strict=True):
             if name in self.plan_stage.keeps:
@@ -70,6 +92,8 @@ class StateStage(PipelineStage):
         """Run one micro-batch forward; what is kept goes into the cache instead of over the link."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
+        if self.is_last:  # backward starts from the loss: let go of the logits
+            self.fwd_cache[fwd_chunk_id] = ((), inputs)
         if self._kept:
             made = outputs[len(self.plan_stage.sends) :]
             self._made[fwd_chunk_id] = made
@@ -87,12 +111,18 @@ class StateStage(PipelineStage):
         self.fwd_cache[bwd_chunk_id] = ((*outputs, *(t for t, _ in used)), inputs)
         self._deposits = tuple(g.to(t.dtype) for t, g in used)
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if kwargs.get("loss") is not None:
+            kwargs[
+                "loss"
+            ].detach_()  # torch keeps it to the end of the step, and with it all that was received
         if not self.is_first:
             self.bwd_cache[bwd_chunk_id] = self._to_send(bwd_chunk_id, self.bwd_cache[bwd_chunk_id])
         self.after_backward()
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
-        return (*super()._retrieve_recv_grads(bwd_chunk_id), *self._deposits)
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        _let_go(self.grad_recv_info[bwd_chunk_id])
+        return (*received, *self._deposits)
 
     def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """As torch's; the gradients of what was taken from the cache go back to it."""
@@ -122,6 +152,12 @@ class StateStage(PipelineStage):
         ops: list[dist.P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         self.wire.count(self.stage_index - 1, "backward", ops)
         return ops
+
+
+def _let_go(recv_infos: Any) -> None:
+    for info in recv_infos:
+        if not info.is_root_arg:
+            info.buffer = None
 
 
 def _as_received(link: Link, module: StageModule) -> tuple[Tensor, ...]:

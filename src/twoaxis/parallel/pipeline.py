@@ -70,7 +70,7 @@ class Pipeline:
         let_go(model, self.plan.held[rank])
         self.gradients, self.cache, self.wire = Gradients(self.plan, group), DepthCache(), Wire()
         self.mine = [stage for stage in self.plan.stages if stage.rank == rank]
-        stages = [
+        self.stages = [
             StateStage(
                 StageModule(model, self.plan, stage, computing),
                 self.plan,
@@ -82,9 +82,9 @@ class Pipeline:
             )
             for stage in self.mine
         ]
-        self.is_first, self.is_last = stages[0].is_first, stages[-1].is_last
+        self.is_first, self.is_last = self.stages[0].is_first, self.stages[-1].is_last
         self._targets = 1
-        self.schedule = _schedule(schedule, stages, micro_batches, self._loss)
+        self.schedule = _schedule(schedule, self.stages, micro_batches, self._loss)
 
     def step(
         self,

@@ -1,0 +1,135 @@
+"""The dry run against a real run: weights, gradients, optimiser; presets, meshes, refusals."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from twoaxis.cli.main import main
+from twoaxis.cost import cost
+from twoaxis.cost.hardware import hardware
+from twoaxis.cost.mesh import Mesh
+from twoaxis.cost.sizes import size
+from twoaxis.errors import InputError
+from twoaxis.model import Decoder, ModelConfig
+from twoaxis.train import TrainConfig
+from twoaxis.train.dry_run import dry_run
+from twoaxis.train.optimizer import Optimizer
+from twoaxis.train.precision import Master
+
+SMALL = ModelConfig(vocab_size=37, d_model=24, n_blocks=4, n_heads=2, depth="ddl")
+
+
+def config(model=SMALL, **options):
+    return TrainConfig(model=model, **{"seq_len": 5, "batch_size": 2, "device": "cpu", **options})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("precision", ["float32", "bf16_master"])
+def test_what_is_trained_is_what_a_step_allocates(optimizer, precision):
+    cfg = config(optimizer=optimizer, precision=precision)
+    (needs,) = dry_run(cfg).ranks
+    model = Decoder(cfg.model)
+    rules = model.param_rules()
+    master = Master(model, precision)
+    trained = Optimizer(master.named, rules, cfg)
+    tensors = {id(p): p for p in (*model.parameters(), *master.named.values())}.values()
+    for p in tensors:
+        p.grad = torch.zeros_like(p)
+    trained.step(1e-3)
+    assert needs.parameters == sum(p.numel() for p in model.parameters()) == cost(cfg.model, 2, 5).parameters
+    assert needs.weights == sum(p.nbytes for p in tensors)
+    assert needs.gradients == sum(p.grad.nbytes for p in tensors)
+    assert needs.optimizer == sum(t.nbytes for t in trained.state().values())
+
+
+def test_one_process_keeps_what_the_cost_says():
+    (needs,) = dry_run(config(accumulation=3)).ranks
+    total = cost(SMALL, 2, 5)
+    assert needs.activations + needs.state == total.saved_bytes - 8  # a pipeline knows the number of targets
+    (again,) = dry_run(config(checkpointing=True)).ranks
+    assert again.activations + again.state == total.saved_bytes_checkpointed - 8
+    assert again.recomputed == total.recomputed_bytes
+    assert (needs.live, needs.sent) == (1, {"pipeline": 0, "tensor": 0, "data": 0})
+
+
+def test_slices_and_copies_divide_what_they_should():
+    one = dry_run(config()).ranks[0]
+    two = dry_run(config(), Mesh(tp=2, dp=4)).ranks[0]
+    block = 4 * (24 * 72 + 24 * 24 + 3 * 24 * 64)  # products of attention and MLP in 4 blocks
+    assert one.parameters - two.parameters == block // 2
+    assert two.activations < one.activations
+    assert two.nbytes(4) - two.gathered == -(-(two.weights + two.gradients + two.optimizer) // 4) + (
+        two.activations + two.state
+    )
+    tokens = 2 * 5 * 24 * 4
+    assert two.sent == {"pipeline": 0, "tensor": 2 * 8 * tokens, "data": 2 * 3 * 4 * two.parameters // 4}
+
+
+PRESETS = [("llama-1b", "additive", 1.24e9), ("llama-8b", "attnres(block_sublayers=8)", 8.03e9)]
+BIG = pytest.param("llama-70b", "ddl(value_dim=2)", 70.6e9, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(("name", "depth", "numbers"), [*PRESETS, BIG])
+def test_presets_are_planned_without_their_weights(name, depth, numbers):
+    model = dataclasses.replace(size(name).model, depth=depth, state_dtype="bfloat16")
+    cfg = config(model, seq_len=512, batch_size=1, precision="bf16_master", accumulation=8)
+    cfg = dataclasses.replace(cfg, pipeline=4, pipeline_virtual=2, pipeline_schedule="interleaved")
+    found = dry_run(cfg, Mesh(dp=8, tp=4), hardware("h100"))
+    ends = 2 if model.tie_embeddings else 1  # a tied table is on the first and the last rank
+    whole = dry_run(cfg).ranks
+    table = model.vocab_size * model.d_model
+    assert sum(r.parameters for r in whole) == pytest.approx(numbers + (ends - 1) * table, rel=0.01)
+    assert [r.live for r in found.ranks] == [11, 9, 7, 5]
+    assert found.peak(sharded=True) < found.peak(sharded=False)
+    assert 0 < found.line.bubble < 0.5
+
+
+FLAGS = ["train", "--dry-run", "--size", "1b", "--seq-len", "256", "--batch-size", "1", "--accumulation", "4"]
+
+
+def test_the_command_says_what_fits_where(capsys):
+    mesh = ["--mesh", "dp=4,tp=2,pp=2", "--hardware", "h100", "--precision", "bf16_master"]
+    assert main([*FLAGS, *mesh, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["mesh"] == {"dp": 4, "tp": 2, "pp": 2, "cp": 1}
+    assert told["memory_bytes"] == 80e9
+    assert told["fits"] == {"whole": True, "sharded": True}
+    first = told["ranks"][0]
+    assert first["live"] == 2
+    trained = ("weights", "gradients", "optimizer", "activations", "state", "recomputed")
+    assert first["bytes"]["whole"] == sum(first[part] for part in trained)
+    assert main([*FLAGS, *mesh]) == 0
+    text = capsys.readouterr().out
+    assert "16 processes" in text
+    assert "fits" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--mesh", "pp=2,tp=3"], "tp=3 does not divide n_heads=32"),
+        (["--mesh", "pp=2", "--pipeline", "4"], "--pipeline 4"),
+        (["--size", "2b"], "1b, 8b, 70b"),
+        (["--precision", "autocast"], "autocast"),
+        (["--depth", "dynamic_window"], "depends on the tokens"),
+        (["--memory-gb", "-1"], "above 0"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_what_cannot_be_counted_is_refused_in_one_line(flags, said, capsys):
+    assert main([*FLAGS, *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") <= 2
+
+
+def test_a_mesh_without_a_dry_run_is_refused(capsys):
+    assert main(["train", "--mesh", "dp=2", "--out", "nowhere"]) == 2
+    assert "--mesh" in capsys.readouterr().err
+
+
+def test_a_history_in_fewer_bits_is_not_counted():
+    with pytest.raises(InputError, match="history='int8'"):
+        dry_run(config(dataclasses.replace(SMALL, depth="attnres", history="int8")))
