@@ -11,13 +11,10 @@ from torch import Tensor
 import twoaxis
 from configurations import VOCAB, Case
 from twoaxis import Decoder, InputError
-from twoaxis.depth import Connection, DepthConfig, PlainStream
-from twoaxis.model import token_loss
 from twoaxis.parallel import Pipeline, Plan, plan_pipeline
-from twoaxis.spec import register
 from twoaxis.train import TrainConfig
 from twoaxis.train.optimizer import Optimizer, clip_gradients
-from twoaxis.types import Reads
+from twoaxis.types import DTYPES
 
 MICRO, BATCH, LENGTH = 4, 2, 5
 BLOCKS = 5
@@ -35,7 +32,9 @@ def data(step: int, segments: bool = False) -> tuple[Tensor, Tensor, Tensor | No
     return tokens, targets, ids if segments else None
 
 
-def plan(depth: str, sequence: str, virtual: int, n_ranks: int, **options: Any) -> Plan:
+def plan(
+    depth: str, sequence: str, virtual: int, n_ranks: int, history: str = "full", **options: Any
+) -> Plan:
     """The plan of a float64 model of these cases."""
     given = {
         "batch_size": BATCH,
@@ -43,9 +42,8 @@ def plan(depth: str, sequence: str, virtual: int, n_ranks: int, **options: Any) 
         "state_dtype": "float64",
         "counts": SPLITS[n_ranks * virtual],
     }
-    return plan_pipeline(
-        Case(depth, sequence).config(n_blocks=BLOCKS), n_ranks, virtual, **{**given, **options}
-    )
+    cfg = Case(depth, sequence).config(n_blocks=BLOCKS, history=history)
+    return plan_pipeline(cfg, n_ranks, virtual, **{**given, **options})
 
 
 def equal_training(
@@ -57,28 +55,54 @@ def equal_training(
     steps: int = 2,
     segments: bool = False,
     transports: tuple[str, ...] | None = None,
+    dtype: str = "float64",
+    history: str = "full",
+    counts: tuple[int, ...] | None = None,
 ) -> dict[str, int]:
     """Descend with a pipeline and with one process: the gradients of every step are equal, for each transport.
 
     Also holds what is sent to the plan. Returns the bytes over all links, by transport.
     """
     case, n_ranks = Case(depth, sequence), dist.get_world_size()
-    alone = case.model(n_blocks=BLOCKS)
+    fields: dict[str, Any] = {"n_blocks": BLOCKS, "history": history}
+    alone = case.model(DTYPES[dtype], **fields)
     expected = [descend(alone, step, segments) for step in range(steps)]
-    nbytes = plan(depth, sequence, virtual, n_ranks).nbytes
+    given: dict[str, Any] = {"history": history, "state_dtype": dtype}
+    given |= {"counts": counts} if counts else {}
+    nbytes = plan(depth, sequence, virtual, n_ranks, **given).nbytes
     for transport in transports or tuple(nbytes):
-        model, planned = (
-            case.model(n_blocks=BLOCKS),
-            plan(depth, sequence, virtual, n_ranks, transport=transport),
-        )
+        model = case.model(DTYPES[dtype], **fields)
+        planned = plan(depth, sequence, virtual, n_ranks, transport=transport, **given)
         pipeline = Pipeline(model, planned, micro_batches=MICRO, schedule=schedule)
         for step, (loss, gradients) in enumerate(expected):
             found, mine = descend(pipeline, step, segments)
-            torch.testing.assert_close(found, loss, **CLOSE)
             assert set(mine) == planned.held[dist.get_rank()]
-            torch.testing.assert_close(mine, {name: gradients[name] for name in mine}, **CLOSE)
+            same({"loss": found, **mine}, {"loss": loss, **gradients})
         sent_as_planned(pipeline, steps)
     return nbytes
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Equal to 1e-10, in float32 to 1e-5 of each tensor's largest entry and of 1e-2 of the largest of all."""
+    if found["loss"].dtype == torch.float64:
+        return torch.testing.assert_close(found, {name: expected[name] for name in found}, **CLOSE)
+    largest = {name: float(expected[name].abs().max()) for name in found}
+    floor = 1e-2 * max(largest.values())
+    wrong = {n: float((t - expected[n]).abs().max()) / max(largest[n], floor) for n, t in found.items()}
+    assert max(wrong.values()) < 1e-5, max(wrong.items(), key=lambda item: item[1])
+
+
+def sent_over_links(depth: str, sequence: str, schedule: str, virtual: int = 1) -> dict[tuple[int, str], int]:
+    """The bytes that this rank sends in one step of a model of three blocks, by link and direction."""
+    n_ranks = dist.get_world_size()
+    counts = {2: (1, 2), 4: (1, 0, 1, 1)}[n_ranks * virtual]
+    given = {"batch_size": BATCH, "seq_len": LENGTH, "state_dtype": "float64", "counts": counts}
+    model = Case(depth, sequence).model(n_blocks=3)
+    planned = plan_pipeline(model.cfg, n_ranks, virtual, transport="full", **given)
+    pipeline = Pipeline(model, planned, micro_batches=MICRO, schedule=schedule)
+    descend(pipeline, 0, False)
+    sent_as_planned(pipeline, 1)
+    return dict(pipeline.wire.nbytes)
 
 
 def descend(model: Decoder | Pipeline, step: int, segments: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -165,90 +189,18 @@ def refused_where_plans_differ() -> str:
     return "accepted"
 
 
-def bfloat16_on_the_wire(depth: str) -> tuple[float, int, int]:
+def bfloat16_on_the_wire(depth: str, schedule: str = "gpipe") -> tuple[float, int, int]:
     """Relative error of all gradients when the state is sent in bfloat16; bytes sent so, and as it is."""
     alone, model = (Case(depth).model(torch.float32, n_blocks=BLOCKS) for _ in range(2))
     planned = plan_of_two(alone, state_dtype="float32", send_dtype="bfloat16", transport="full")
     exact = plan_of_two(alone, state_dtype="float32", transport="full")
-    pipeline = Pipeline(model, planned, micro_batches=MICRO, schedule="gpipe")
+    pipeline = Pipeline(model, planned, micro_batches=MICRO, schedule=schedule)
     _, expected = descend(alone, 0, False)
     _, found = descend(pipeline, 0, False)
     sent_as_planned(pipeline, 1)
     wrong = sum(float((found[n] - expected[n]).square().sum()) for n in found)
     size = sum(float(expected[n].square().sum()) for n in found)
     return (wrong / size) ** 0.5, planned.nbytes["full"], exact.nbytes["full"]
-
-
-class Recalling(Connection):
-    """x + y; the last block also adds the embeddings, in micro-batches where a document has the id 7."""
-
-    equation = "test"
-    source = "test"
-
-    class Config(DepthConfig):
-        """No options."""
-
-    def __init__(self, cfg: Any, layout: Any, block: int, index: int) -> None:
-        super().__init__(cfg, layout, block, index)
-        self.last = (block, index) == (layout.n_blocks - 1, 1)
-
-    def read(self, state: Any, ctx: Any) -> tuple[Reads, None]:
-        return Reads(state["stream"]), None
-
-    def write(self, state: Any, carry: None, y: Tensor, ctx: Any) -> Any:
-        x = state["stream"] + y
-        if self.last and ctx.segments is not None and bool((ctx.segments == 7).any()):
-            x = x + state["early"].tanh()
-        return {**state, "stream": x}
-
-    @classmethod
-    def stream(cls, cfg: Any, layout: Any) -> PlainStream:
-        return RecallingStream(layout)
-
-
-class RecallingStream(PlainStream):
-    def open(self, x: Tensor, ctx: Any) -> Any:
-        return {"stream": x, "early": 2 * x}
-
-    def close(self, state: Any, ctx: Any) -> Tensor:
-        return self.norm(state["stream"])
-
-    def unchanging(self, name: str) -> bool:
-        return name == "early"
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, Any]:
-        return dict.fromkeys(("stream", "early"), self.spec_of(batch_size, seq_len))
-
-
-def used_far_away(schedule: str, virtual: int = 1) -> None:
-    """A state of the first stage, read by the last alone, and only in some micro-batches, gets its gradient."""
-    if "recalling" not in twoaxis.methods("depth"):
-        register("depth", "recalling")(Recalling)
-    cfg = twoaxis.ModelConfig(vocab_size=VOCAB, d_model=12, n_heads=2, n_blocks=8, depth="recalling")
-    n_ranks = dist.get_world_size()
-    alone, model = (Decoder(cfg).double() for _ in range(2))
-    model.load_state_dict(alone.state_dict())
-    for parameter in alone.parameters():
-        dist.broadcast(parameter.data, 0)
-    model.load_state_dict(alone.state_dict())
-    given = {"batch_size": BATCH, "seq_len": LENGTH, "state_dtype": "float64"}
-    pipeline = Pipeline(
-        model, plan_pipeline(cfg, n_ranks, virtual, **given), micro_batches=MICRO, schedule=schedule
-    )
-    for step in range(3):
-        tokens, targets, ids = data(step, segments=True)
-        assert ids is not None
-        ids[BATCH * (step + 1)] = 7  # one micro-batch uses it, the others do not
-        alone.zero_grad()
-        model.zero_grad()
-        for rows in torch.arange(MICRO * BATCH).split(BATCH):
-            logits = alone(tokens[rows], segments=ids[rows])
-            (token_loss(logits, targets[rows]) / (targets != -100).sum()).backward()
-        pipeline.step(tokens, targets, segments=ids)
-        pipeline.sum_shared()
-        every = {n: p.grad for n, p in alone.named_parameters()}
-        mine = {n: p.grad for n, p in model.named_parameters()}
-        torch.testing.assert_close(mine, {n: every[n] for n in mine}, **CLOSE)
 
 
 def trained(cfg: dict[str, Any], out: str, resume: bool = False) -> dict[str, Any]:

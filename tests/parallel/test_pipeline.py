@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from configurations import depths
+from configurations import SEQUENCES, Case, depths, fits
 from twoaxis import Decoder, InputError, ModelConfig, methods
 from twoaxis.parallel import Pipeline, plan_pipeline
 
@@ -101,12 +101,12 @@ def test_the_norm_is_over_all_stages_and_counts_a_shared_parameter_once(world):
 # micro-batch uses it and another does not"
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_state_that_only_the_last_of_four_stages_reads(world, schedule):
-    world(4).run("used_far_away", schedule)
+    world(4).run("recalling.used_far_away", schedule)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
 def test_a_state_in_the_cache_that_some_micro_batches_do_not_read(world, schedule):
-    world(2).run("used_far_away", schedule, virtual=2)
+    world(2).run("recalling.used_far_away", schedule, virtual=2)
 
 
 # pitfalls, parallel training: "a mismatch is an error at start"
@@ -115,10 +115,95 @@ def test_ranks_with_different_plans_refuse_at_the_start(world):
         assert "different plans" in said
 
 
-def test_a_state_sent_in_bfloat16_is_half_the_bytes(world):
-    for error, sent, exact in world(2).run("bfloat16_on_the_wire", "hyper_connections"):
+@pytest.mark.parametrize(
+    ("depth", "schedule"),
+    [
+        ("hyper_connections", "gpipe"),
+        full("attnres", "1f1b"),
+        full("ddl(value_dim=4)", "1f1b"),
+        full("dca", "gpipe"),
+        full("additive", "1f1b"),
+    ],
+)
+def test_a_state_sent_in_bfloat16_is_half_the_bytes(world, depth, schedule):
+    for error, sent, exact in world(2).run("bfloat16_on_the_wire", depth, schedule):
         assert 2 * sent == exact
         assert 0 < error < 0.03
+
+
+# the paper's claim on what pipelines send (arXiv 2603.16039), on the wire: link 0 of two stages, or 0 and 2 of four
+TIMES = {
+    "additive": 1,
+    "ddl": 1,
+    "ddl(value_dim=4)": 4,
+    "ddl(value_dim=2)": 2,
+    "hyper_connections(streams=3)": 3,
+    "mhc(streams=4)": 4,
+}
+POINTS = [
+    *(
+        (depth, sequence)
+        for depth in ("additive", "ddl")
+        for sequence in SEQUENCES
+        if fits(Case(depth, sequence))
+    ),
+    *((depth, "standard") for depth in TIMES if TIMES[depth] > 1),
+]
+SENT = [  # by default each point under one schedule
+    (*point, name) if (i - k) % len(SCHEDULES) == 0 else full(*point, name)
+    for i, point in enumerate(POINTS)
+    for k, name in enumerate(SCHEDULES)
+]
+
+
+@pytest.mark.parametrize(("depth", "sequence", "name"), SENT)
+def test_a_boundary_carries_the_additive_models_bytes_or_so_many_times_as_much(world, depth, sequence, name):
+    options = SCHEDULES[name]
+    links, additive = (
+        2 * options.get("virtual", 1) - 1,
+        4 * 2 * 5 * 12 * 8,
+    )  # micro-batches of (2, 5, 12) in float64
+    sent = world(2).run("sent_over_links", depth, sequence, **options)
+    found = {key: nbytes for one in sent for key, nbytes in one.items()}
+    ways = ("forward", "backward")
+    assert found == {(link, way): TIMES[depth] * additive for link in range(links) for way in ways}
+
+
+@pytest.mark.parametrize("counts", [(0, 5), (5, 0)], ids=["first", "last"])
+@pytest.mark.parametrize("depth", ["attnres", full("denseformer"), full("depth_window")])
+def test_a_stage_with_an_end_and_no_layers(world, depth, counts):
+    world(2).run("equal_training", depth, schedule="1f1b", counts=counts)
+
+
+KEPT = ["int8", "bfloat16", "recompute"]
+
+
+@pytest.mark.parametrize(
+    ("depth", "history", "name"),
+    [
+        ("attnres", "int8", "interleaved"),
+        ("dca", "recompute", "1f1b"),
+        *(
+            full(depth, history, name)
+            for depth in ("attnres(block_sublayers=2)", "denseformer", "depth_window", "muddformer")
+            for history in KEPT
+            for name in SCHEDULES
+        ),
+    ],
+)
+def test_histories_kept_in_fewer_bits_or_made_again_cross_a_boundary(world, depth, history, name):
+    world(2).run("equal_training", depth, history=history, **SCHEDULES[name])
+
+
+@pytest.mark.parametrize("depth", [d if d in ("additive", "ddl") else full(d) for d in depths()])
+def test_gradients_in_float32(world, depth):
+    world(2).run("equal_training", depth, dtype="float32", **SCHEDULES[turn(depth)])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("depth", depths())
+def test_optimiser_steps_of_every_method_stay_equal_over_20_steps(world, depth):
+    world(2).run("equal_optimisation", depth, **SCHEDULES[turn(depth)])
 
 
 @pytest.mark.full

@@ -146,8 +146,12 @@ def test_states_are_recomputed_at_a_price_or_not_at_all():
 def test_what_does_not_apply_is_refused(options, said):
     with pytest.raises(InputError, match=said):
         planned("additive", **options)
-    with pytest.raises(InputError, match="a pipeline hands on sources as they are"):
-        plan_pipeline(ModelConfig(depth="attnres", history="int8"), 2, **SHAPE)
+
+
+def test_sources_kept_in_fewer_bits_cross_as_the_values_that_reads_see():
+    kept = plan_pipeline(ModelConfig(depth="attnres", history="int8"), 2, **SHAPE)
+    full = plan_pipeline(ModelConfig(depth="attnres"), 2, **SHAPE)
+    assert kept.nbytes == full.nbytes
 
 
 @pytest.mark.parametrize(

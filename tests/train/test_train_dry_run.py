@@ -113,7 +113,7 @@ def test_the_command_says_what_fits_where(capsys):
         (["--mesh", "pp=2", "--pipeline", "4"], "--pipeline 4"),
         (["--size", "2b"], "1b, 8b, 70b"),
         (["--precision", "autocast"], "autocast"),
-        (["--depth", "dynamic_window"], "depends on the tokens"),
+        (["--chunked-loss"], "no --chunked-loss"),
         (["--memory-gb", "-1"], "above 0"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -130,6 +130,12 @@ def test_a_mesh_without_a_dry_run_is_refused(capsys):
     assert "--mesh" in capsys.readouterr().err
 
 
-def test_a_history_in_fewer_bits_is_not_counted():
-    with pytest.raises(InputError, match="history='int8'"):
-        dry_run(config(dataclasses.replace(SMALL, depth="attnres", history="int8")))
+def test_a_network_that_runs_again_is_not_counted():
+    with pytest.raises(InputError, match="history='recompute'"):
+        dry_run(config(dataclasses.replace(SMALL, depth="attnres", history="recompute")))
+
+
+def test_a_rounded_history_is_counted_as_it_is_kept():
+    model = dataclasses.replace(SMALL, depth="attnres", history="int8")
+    (needs,) = dry_run(config(model)).ranks
+    assert needs.activations + needs.state == cost(model, 2, 5).saved_bytes - 8

@@ -36,12 +36,13 @@ def show_dry_run(
     if memory_gb is not None and not memory_gb > 0:
         raise InputError(f"--memory-gb {memory_gb:g}: allowed is a number above 0")
     mesh = Mesh.parse(mesh_text)
-    if "pp" in mesh_text:
-        if cfg.pipeline not in (1, mesh.pp):
-            raise InputError(
-                f"--mesh {mesh_text} and --pipeline {cfg.pipeline}: give the stages' processes once"
-            )
-        cfg = dataclasses.replace(cfg, pipeline=mesh.pp)
+    sizes = {"dp": "data_parallel", "tp": "tensor_parallel", "pp": "pipeline"}
+    for axis, name in sizes.items():
+        own, asked = getattr(cfg, name), getattr(mesh, axis)
+        if own != 1 and f"{axis}=" in mesh_text:
+            raise InputError(f"--mesh {mesh_text} and --{name.replace('_', '-')} {own}: give one of them")
+        mesh = dataclasses.replace(mesh, **{axis: max(own, asked)})
+    cfg = dataclasses.replace(cfg, pipeline=mesh.pp)
     machine = hardware(machine_name) if machine_name else None
     told = described(cfg, mesh, machine, memory_gb)
     print(json.dumps(told, indent=2) if as_json else _text(told))

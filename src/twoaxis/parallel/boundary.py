@@ -7,7 +7,7 @@ have a shape and no numbers; it is held to `Stream.state_spec`, from which costs
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from twoaxis.depth import named_tensors
 from twoaxis.depth.connection import Connection, State
 from twoaxis.depth.reader import Reader, summed
+from twoaxis.depth.stored import Stored
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder, ModelConfig
 from twoaxis.types import TensorSpec
@@ -37,13 +38,23 @@ class Boundary:
 
     def pack(self, model: Decoder, state: State) -> dict[str, Tensor]:
         """The tensors of a state that the blocks of `model` have made."""
-        named = named_tensors(push_form(model, state, self.depth) if self.pushed else state)
+        named = named_tensors(as_values(push_form(model, state, self.depth) if self.pushed else state))
         assert list(named) == list(self.specs), (list(named), list(self.specs))
         return named
 
     def unpack(self, named: dict[str, Tensor]) -> State:
         """The state made of these tensors."""
         return pytree.tree_unflatten([named[name] for name in self.specs], self.tree)
+
+
+def as_values(state: State) -> State:
+    """The state with sources that are kept in fewer bits as the values that reads see, their gradients passed on.
+
+    A later stage keeps them so: to round a rounded value again could change it.
+    """
+    if not any(isinstance(t, Stored) for t in pytree.tree_leaves(state)):
+        return state
+    return pytree.tree_map(lambda t: t * 1 if isinstance(t, Stored) else t, state)
 
 
 def boundaries(cfg: ModelConfig, batch_size: int, seq_len: int) -> tuple[Decoder, list[Boundary], list[Any]]:
@@ -73,7 +84,12 @@ def _boundaries(text: str, batch_size: int, seq_len: int) -> tuple[Decoder, list
                 f"{ {n: s.shape for n, s in declared.items()} }; mend the method's state_spec"
             )
         tree = pytree.tree_flatten(state)[1]
-        found.append(Boundary(depth, {name: declared[name] for name in named}, tree))
+        sent = {
+            n: replace(declared[n], shape=tuple(t.shape)) for n, t in named_tensors(as_values(state)).items()
+        }
+        if cfg.layout().history != "full":
+            sent = {n: TensorSpec(s.shape, cfg.state_dtype) for n, s in sent.items()}
+        found.append(Boundary(depth, sent, tree))
         list_of_states.append(state)
     return model, found, list_of_states
 

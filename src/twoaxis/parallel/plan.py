@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from twoaxis.depth.history_spec import HistorySpec, parse_history
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder, ModelConfig
 from twoaxis.parallel.boundary import Boundary, boundaries, later_readers, pushed_boundary
@@ -119,11 +118,6 @@ def plan_pipeline(
     """
     if send_dtype is not None and send_dtype not in DTYPES:
         raise InputError(f"send_dtype={send_dtype!r}: allowed is {' or '.join(DTYPES)}")
-    if parse_history(cfg.history) != HistorySpec():
-        raise InputError(
-            f"history={cfg.history!r}: a pipeline hands on sources as they are; use history='full', with "
-            "send_dtype='bfloat16' for fewer bytes and checkpointing for less memory"
-        )
     if n_ranks < 1 or virtual < 1:
         raise InputError(f"{n_ranks} ranks of {virtual} stages: allowed is 1 or more of each")
     split = split_blocks(cfg.n_blocks, n_ranks * virtual, counts)

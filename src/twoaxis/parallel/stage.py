@@ -45,6 +45,8 @@ class StageModule(nn.Module):
     ) -> Any:
         """See the class."""
         with self.computing():
+            if self.model.recomputes and self.training and torch.is_grad_enabled():
+                return checkpoint(self._run, inputs, segments, positions, use_reentrant=False)
             return self._run(inputs, segments, positions)
 
     def _run(self, inputs: tuple[Tensor, ...], segments: Tensor | None, positions: Tensor | None) -> Any:

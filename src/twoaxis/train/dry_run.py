@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from twoaxis.cost.hardware import Hardware
 from twoaxis.cost.mesh import Mesh
 from twoaxis.cost.simulate import Timeline
+from twoaxis.depth.history_spec import parse_history
 from twoaxis.errors import InputError
 from twoaxis.parallel import Plan, plan_pipeline
 from twoaxis.train.config import TrainConfig
@@ -36,23 +37,28 @@ class DryRun:
 
 
 def dry_run(cfg: TrainConfig, mesh: Mesh | None = None, machine: Hardware | None = None) -> DryRun:
-    """Count a run of `cfg`; pp is its `pipeline`. machine: whose speed the schedule is simulated at.
+    """Count a run of `cfg`; its `pipeline` is pp, and without a mesh its other sizes are the mesh's. machine: whose
+    speed the schedule is simulated at.
 
     Raises InputError for meshes that do not divide the model, and where the cost model does not know what is kept:
-    methods without a trace, histories that are not kept in full, autocast.
+    methods without a trace, history="recompute" or, in a pipeline, in fewer bits, autocast, a chunked loss.
     """
-    mesh = dataclasses.replace(mesh or Mesh(), pp=cfg.pipeline)
+    mesh = mesh or Mesh(dp=cfg.data_parallel, tp=cfg.tensor_parallel)
+    mesh = dataclasses.replace(mesh, pp=cfg.pipeline)
     dataclasses.replace(mesh, pp=1).check(cfg.model, cfg.seq_len)
     heads = cfg.model.n_kv_heads or cfg.model.n_heads
     if mesh.cp > 1 or heads % mesh.tp:
         raise InputError(f"mesh {mesh}: allowed is cp=1, and a tp that divides n_kv_heads={heads}")
-    if cfg.precision == "autocast":
-        raise InputError("what autocast keeps is not counted: give --precision float32 or bf16_master")
+    if cfg.precision == "autocast" or cfg.chunked_loss:
+        raise InputError(
+            "what autocast and a chunked loss keep is not counted: give --precision float32 or bf16_master, and no "
+            "--chunked-loss"
+        )
     t = tape_of_run(cfg)
-    if t is None:
-        full = cfg.model.history == "full"
-        why = cfg.model.depth_config().untraced if full else f"history={cfg.model.history!r}"
-        raise InputError(f"what {cfg.model.depth} keeps for backward is not known: {why}")
+    rounds = parse_history(cfg.model.history).dtype != "full"
+    if t is None or t.again is not None or (rounds and cfg.pipeline > 1):
+        why = cfg.model.depth_config().untraced if t is None else f"history={cfg.model.history!r}"
+        raise InputError(f"what {cfg.model.depth} keeps for backward is not counted: {why}")
     plan = plan_of(cfg) if cfg.pipeline > 1 else _alone(cfg)
     line = timeline(cfg, plan, t, mesh, machine)
     return DryRun(plan, mesh, rank_needs(cfg, mesh, plan, t, line), line)
