@@ -143,7 +143,7 @@ def test_costs_are_measured_one_way(capsys):
 
 
 KERNELS = ("depth_read", "delta_rewrite", "local_attention", "few_tokens", "delta_step", "mhc_step")
-STEPS = ("depth_read", "gated_mix", "made_mix", "delta_rewrite", "ddl", "mhc")
+STEPS = ("depth_read", "rows_read", "gated_mix", "made_mix", "delta_rewrite", "ddl", "mhc")
 
 
 def test_backends_table_and_json_agree(capsys):

@@ -2,18 +2,19 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from agreement import error
 from native_cases import needs_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from twoaxis import InputError, ops
+from twoaxis.norm import RMSNorm
 from twoaxis.ops import reference, reference_steps
 from twoaxis.ops.native import few_tokens as native
 from twoaxis.ops.token_read import Options
 
 pytestmark = needs_kernel("few_tokens")
 SIZES = [(1, (1, 1), 1), (33, (1, 1), 5), (344, (8, 1), 4), (7, (2, 3), 13), (24, (), 2)]  # d, lead, n
+LEADS = pytest.mark.parametrize("lead", [(1, 1), (8, 1), (2, 3)], ids=str)
 SIZED = pytest.mark.parametrize(("d", "lead", "n"), SIZES, ids=str)
 
 
@@ -41,6 +42,12 @@ def double(x):
 def agree(found, wanted):
     assert all(x.dtype == torch.float32 for x in found)
     assert max(error(a, b) for a, b in zip(found, wanted, strict=True)) < 1e-5
+
+
+def normalising(d):
+    norm = RMSNorm(d, 1e-5)
+    norm.weight.copy_(torch.randn(d))
+    return norm
 
 
 @SIZED
@@ -74,6 +81,31 @@ def test_depth_read_beside_a_stream(d, lead, n):
     agree(found[:1], [reference.rms(h, 1e-5) * gain])
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@LEADS
+def test_rows_read(lead, heads):
+    """Keys and values side by side, each head a row, as depth_attention keeps them."""
+    rows, query = sources(7 + 12, (*lead, heads), 3), torch.randn(*lead, heads, 7)
+    keys, values = zip(*(row.split((7, 12), -1) for row in double(rows)), strict=True)
+    options = {"key_norm_eps": None, "scale": 0.4, "return_weights": True}
+    _, weights = reference.depth_read(query.double(), keys, **options)
+    wanted = reference.token_mix(values, weights.unsqueeze(-2))
+    agree([native.rows_read(query, rows, 7, 0.4)], wanted)
+    agree([native.rows_read(query.transpose(0, -2).contiguous().transpose(0, -2), rows, 7, 0.4)], wanted)
+
+
+def test_norms_of_another_kind_are_left_to_the_plain_way():
+    xs, weights, gate, norms = (
+        sources(6, (2, 1), 3),
+        torch.ones(1, 3),
+        torch.ones(1, 6),
+        [torch.nn.Identity()],
+    )
+    assert native.gated(xs, weights, gate, None, norms) is None
+    norms = [RMSNorm(6, 1e-5), RMSNorm(6, 1e-6)]
+    assert native.gated(xs, weights.expand(2, 3), gate.expand(2, 6), None, norms) is None
+
+
 def test_hidden_sources():
     xs = sources(6, (2, 1), 3)
     hide = torch.tensor([[0.0], [-torch.inf]])
@@ -94,12 +126,12 @@ def test_made_mix(gelu, finish, d, lead, n):
     down = None if gelu is None else torch.randn(h, d)
     up, bias = torch.randn(R * n, h if gelu else d) / 5, torch.randn(R, n)
     options = {"eps": 1e-6, "finish": finish, "gain": gain, "gelu": gelu or "erf"}
-    normed = {"output_gains": (gain, None, gain), "output_eps": 1e-5}
-    reads, normed = native.made(xs, x, up, bias, down=down, **normed, **options)
+    norms = (normalising(d), None, normalising(d))
+    reads, normed = native.made(xs, x, up, bias, down=down, norms=norms, **options)
     exact = double((xs, x, up, bias))
     wanted = reference_steps.made_mix(*exact, down=None if down is None else double(down), **options)
     agree(reads, wanted)
-    agree(normed[::2], [reference.rms(z, 1e-5) * gain for z in wanted[::2]])
+    agree(normed[::2], [norm.double()(z) for norm, z in zip(norms[::2], wanted[::2], strict=True)])
 
 
 @SIZED
@@ -111,8 +143,9 @@ def test_gated_mix(by_feature, eps, d, lead, n, counting):
     found = ops.gated_mix(xs, weights, gate, norm_eps=eps)
     wanted = reference.gated_mix(double(xs), double(weights), double(gate), norm_eps=eps)
     agree(found, wanted)
-    _, normed = native.gated(xs, weights, gate, eps, [None, torch.ones(d), None], 1e-5)
-    agree(normed[1:2], [F.rms_norm(wanted[1], (d,), eps=1e-5)])
+    norm = normalising(d)
+    _, normed = native.gated(xs, weights, gate, eps, [None, norm, None])
+    agree(normed[1:2], [norm.double()(wanted[1])])
     assert library.calls == ["few_tokens"] * 2
 
 

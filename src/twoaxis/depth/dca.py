@@ -143,6 +143,8 @@ class DCA(Connection, Reader):
         return self.grn(sources)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
+        if (found := self.step(state)) is not None:
+            return found
         if self.grn is not None:
             query, key, value = self.mixtures(sources_of(state))
             state = {**state, "query": query, "key": key, "value": value}
@@ -156,6 +158,18 @@ class DCA(Connection, Reader):
         if self.takes_qkv:
             state = {name: t for name, t in state.items() if name not in ("key", "value")}
         return Reads(inputs["query"], inputs.get("key"), inputs.get("value")), state
+
+    def step(self, state: State) -> tuple[Reads, State] | None:
+        """The read where it is one call, norms included."""
+        if self.grn is None:
+            return None
+        found = self.grn.step(sources_of(state), (self.norm, self.key_norm, self.value_norm))
+        if found is None:
+            return None
+        (query, key, value), normed = found
+        if self.takes_qkv:
+            return Reads(*normed), {**state, "query": query}
+        return Reads(normed[0]), {**state, "query": query, "key": key, "value": value}
 
     def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
         so_far = carry.get("branch")

@@ -25,6 +25,7 @@ from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import depth_read, token_mix, traced
+from twoaxis.ops.native.few_tokens import rows_read
 from twoaxis.tape import Array
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
 
@@ -150,8 +151,13 @@ class DepthAttention(Connection):
         Query heads that share a key are averaged first, so that the values keep their number of heads.
         """
         keys, values = zip(*(row.split((self.key_width, row.shape[-1] - self.key_width), -1) for row in rows))
-        query = q.to(rows[-1].dtype).unflatten(2, (rows[-1].shape[2], -1)).mean(3)
         scale = self.key_width**-0.5
+        if (
+            q.shape[2] == rows[-1].shape[2]
+            and (found := rows_read(q, rows, self.key_width, scale)) is not None
+        ):
+            return found
+        query = q.to(rows[-1].dtype).unflatten(2, (rows[-1].shape[2], -1)).mean(3)
         _, weights = depth_read(query, keys, key_norm_eps=None, scale=scale, return_weights=True)
         (mixed,) = token_mix(values, weights.unsqueeze(-2))
         return mixed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.depth.history import History
 from twoaxis.ops import gated_mix, mix
+from twoaxis.ops.native.few_tokens import gated
 from twoaxis.types import Layout
 
 
@@ -26,6 +28,15 @@ class GRN(nn.Module):
         self.b = nn.Parameter(torch.ones((reads, n_sources) if cfg.grn == "v1" else (reads, n_sources, d)))
         self.w = nn.Parameter(torch.zeros(reads, d)) if cfg.grn == "v3" else None
         self.gain = nn.Parameter(torch.ones(d)) if cfg.gate_norm else None
+
+    def step(
+        self, sources: History, norms: Sequence[nn.Module | None]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
+        """The mixtures, and those with a norm after it, in one call in a step of decoding; None: by `forward`."""
+        if self.w is None or len(sources) != self.b.shape[1] or sources.sums:
+            return None
+        w = self.w if self.gain is None else self.w * self.gain
+        return gated(sources.sources, self.b, w, self.norm_eps, norms)
 
     def forward(self, sources: History) -> tuple[Tensor, ...]:
         """The mixtures of all n sources, each like a source; or what some, by their index, add to them."""

@@ -7,6 +7,7 @@ As in lucidrains/x-transformers; how close it is to the paper's own dynamic form
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from twoaxis.depth.history import History
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import token_mix, traced
+from twoaxis.ops.native.few_tokens import made
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.tape import Array
 from twoaxis.types import Context, Layout, Reads
@@ -30,6 +32,23 @@ class HiddenMix(nn.Module):
         self.views, self.gate = views, gate
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.score = nn.Linear(layout.d_model, views * n_sources)
+
+    def step(
+        self, x: Tensor, streams: tuple[Tensor, ...], norms: Sequence[nn.Module | None]
+    ) -> tuple[Tensor, ...] | None:
+        """The mixes, normed, in one call in a step of decoding; None: by `forward`."""
+        norm, score = self.norm, self.score
+        found = made(
+            streams,
+            x,
+            score.weight,
+            score.bias,
+            eps=norm.eps,
+            gain=norm.weight,
+            finish=self.gate,
+            norms=norms,
+        )
+        return None if found is None else found[1]
 
     def forward(self, x: Tensor, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """`views` tensors (B, T, d) from the current stream and n streams, oldest first."""
@@ -58,8 +77,13 @@ class DynamicLIMe(Connection):
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, History]:
         x = state["stream"]
-        inputs = (x,) * self.views if self.mix is None else self.mix(x, (*state["sources"].sources, x))
         sources: History = state["sources"].push(x, self.sublayer)
+        if self.mix is not None:
+            norms = [self.norm, self.key_norm, self.value_norm][: self.views]
+            found = self.mix.step(x, (*state["sources"].sources, x), norms)
+            if found is not None:
+                return Reads(*found), sources
+        inputs = (x,) * self.views if self.mix is None else self.mix(x, (*state["sources"].sources, x))
         if self.key_norm is None or self.value_norm is None:
             return Reads(self.norm(inputs[0])), sources
         query, key, value = inputs

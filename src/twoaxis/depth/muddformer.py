@@ -60,6 +60,8 @@ class MUDDFormer(Connection):
         self.source_norm = RMSNorm(d, eps) if cfg.pre_post_norm and self.closes else None
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
+        if self.index == 0 and (found := self.step(state)) is not None:
+            return found
         if self.index == 0:
             x = newest(state)
             mixed = (x,) if self.mix is None else self.mix(state["sources"].sources, x)
@@ -76,6 +78,21 @@ class MUDDFormer(Connection):
         if self.takes:  # the others read the residual way
             state = {n: t for n, t in state.items() if n not in ("way.q", "way.k", "way.v")}
         return Reads(query, key, value), state
+
+    def step(self, state: State) -> tuple[Reads, State] | None:
+        """The read where it is one call, norms included."""
+        first = "q" if self.takes and "q" in self.ways else "r"
+        norms = {first: self.norm, "k": self.key_norm, "v": self.value_norm}
+        if self.mix is None:
+            return None
+        found = self.mix.step(state["sources"].sources, newest(state), [norms.get(c) for c in self.ways])
+        if found is None:
+            return None
+        ways, normed = (dict(zip(self.ways, z, strict=True)) for z in found)
+        later = {f"way.{c}": z for c, z in ways.items() if c == "r" or not self.takes}
+        key = None if self.key_norm is None else normed["k"]
+        value = None if self.value_norm is None else normed["v"]
+        return Reads(normed[first], key, value), {**state, **later}
 
     def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
         y = y.to(carry["way.r"].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from twoaxis.depth.history import check_window, largest_boundary, newest, source
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix, rms, token_mix, traced
+from twoaxis.ops.native.few_tokens import made
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.tape import Array, Tape
 from twoaxis.types import Coordinates, Cost, Layout, Shape, StandardStart, TensorSpec
@@ -162,6 +164,15 @@ class DenseMix(nn.Module):
             h = F.gelu(F.linear(h, self.down.to(dtype)), approximate=approximate)
             A = F.linear(h, self.up.to(dtype)).unflatten(-1, self.static.shape)
             return A + self.static.to(dtype)
+
+    def step(
+        self, sources: tuple[Tensor, ...], newest: Tensor, norms: Sequence[nn.Module | None]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
+        """All ways, and those with a norm after it, in one call in a step of decoding; None: by `forward`."""
+        if self.down is None or self.up is None or self.post_norm is not None:
+            return None
+        down, gelu = self.down, self.cfg.gelu
+        return made(sources, newest, self.up, self.static, eps=self.eps, down=down, gelu=gelu, norms=norms)
 
     def forward(self, sources: tuple[Tensor, ...], newest: Tensor) -> tuple[Tensor, ...]:
         """Z^c, one tensor (B, T, d) per way; `newest` is the last source, before its norm if it has one."""

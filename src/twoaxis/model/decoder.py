@@ -19,6 +19,7 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
 from twoaxis.model.loss import chunked_token_loss, token_loss
 from twoaxis.ops import rebuilt
+from twoaxis.ops.choice import settled
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
 
 
@@ -77,9 +78,11 @@ class Decoder(nn.Module):
         if return_last:
             x, state = self.to_the_end(tokens, ctx)
             return self.logits(x), state
-        out = self.run(tokens, ctx, return_states, last)
-        if cache is not None:
-            cache.advance(tokens.shape[1])
+        if cache is None or torch.compiler.is_compiling():
+            return self.run(tokens, ctx, return_states, last)
+        with settled():
+            out = self.run(tokens, ctx, return_states, last)
+        cache.advance(tokens.shape[1])
         return out
 
     def context(

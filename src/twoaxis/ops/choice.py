@@ -12,6 +12,7 @@ built are an error; under auto they are one logged line.
 import ctypes
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,6 +31,9 @@ BACKENDS = ("auto", "native", "compiled", "plain")
 log = logging.getLogger(__name__)
 _found: dict[str, "ctypes.CDLL | str"] = {}  # a kernel's library, or why there is none
 _noted: set[str] = set()
+_pass = threading.local()
+_KINDS = (Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 
 
 def requested() -> str:
@@ -78,13 +82,31 @@ def step_kernel(name: str) -> ctypes.CDLL | None:
 
     As in `kernel`, whoever observes torch's operations gets the plain path, and so do autocast and gradients.
     """
-    if is_compiling() or is_grad_enabled() or is_autocast_enabled("cpu") or _observed():
+    if is_compiling():
         return None
-    choice = requested()
-    if choice == "plain" or choice == "compiled":
+    choice = getattr(_pass, "choice", None) or _step_choice()
+    if choice == "plain":
         return None
     found = _found.get(name)
-    return found if isinstance(found, ctypes.CDLL) else library(name, required=choice == "native")
+    return library(name, required=choice == "native") if found is None or isinstance(found, str) else found
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """What `step_kernel` goes by is looked at once, for all calls of a pass; a pass is one thread's."""
+    before = getattr(_pass, "choice", None)
+    _pass.choice = _step_choice()
+    try:
+        yield
+    finally:
+        _pass.choice = before
+
+
+def _step_choice() -> str:
+    if is_grad_enabled() or is_autocast_enabled("cpu") or _observed():
+        return "plain"
+    choice = requested()
+    return "plain" if choice == "compiled" else choice
 
 
 def library(name: str, required: bool = False) -> ctypes.CDLL | None:
@@ -128,7 +150,7 @@ def _fits(data: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
 
 def ordinary(x: Tensor | None) -> bool:
     """Whether a tensor's memory may be read behind torch's back."""
-    return x is None or (type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.layout == torch.strided)
+    return x is None or (type(x) in _KINDS and x.is_cpu and x.layout == _STRIDED)
 
 
 def _observed() -> bool:

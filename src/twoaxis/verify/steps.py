@@ -68,6 +68,15 @@ def steps() -> Iterator[Step]:
         found = few_tokens.made(tuple(xs), x, up, bias, eps=1e-6, down=down)
         return None if found is None else found[0]
 
+    def rows(query: Tensor, *rows: Tensor) -> Outputs | None:
+        if query.dtype == torch.float64:
+            keys, values = zip(*(row.split((8, 25), -1) for row in rows))
+            weights = reference.depth_read(query, keys, key_norm_eps=None, return_weights=True)[1]
+            return reference.token_mix(values, weights.unsqueeze(-2))
+        read = few_tokens.rows_read(query, rows, 8, 1.0)
+        return None if read is None else [read]
+
+    yield Step("rows_read step", "few_tokens", randn((3, 1, 8), *sources), rows, rows)
     shapes = [(3, 1, 33), (20, 33), (4 * n, 20), (4, n), *sources]
     yield Step("made_mix step", "few_tokens", randn(*shapes), partial(made, True), partial(made, False))
     yield Step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty
 
 from .. import choice
 from ..precision import few
@@ -42,7 +42,7 @@ def read(
         learned = at(gate[0], 1, d), at(gate[1], 1), at(target[0], m, d), at(target[1], m)
     except UncoveredError:
         return None
-    c, v, beta = (torch.empty((*lead, k), dtype=_FLOAT) for k in (d, m, 1))
+    c, v, beta = (empty((*lead, k), dtype=_FLOAT) for k in (d, m, 1))
     call = _READ.pack(
         beta.numel(), d, m, width, x, *inputs, *learned, eps, scale, raw, c.data_ptr(), v.data_ptr(), beta.data_ptr()
     )  # fmt: skip
@@ -63,7 +63,7 @@ def write(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: fl
         inputs = at(direction, *lead, d), at(value, *lead, m), at(gate, *lead, 1)
     except UncoveredError:
         return None
-    out = torch.empty(state.shape, dtype=_FLOAT)
+    out = empty(state.shape, dtype=_FLOAT)
     call = _WRITE.pack(gate.numel(), d, m, 1, eps, x, *inputs, out.data_ptr(), 0, 0, 0, 0)
     checked(library.delta_rewrite_forward(call, 0))
     return out

@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty, stack
 
+from ...norm import RMSNorm
 from .. import choice
 from ..precision import few
 from ..token_read import Options
@@ -43,10 +44,24 @@ def stacked(sources: Sequence[Tensor]) -> Tensor | None:
     if type(sources) is not tuple or not sources or not few(sources):
         return None
     try:
-        v = torch.stack(sources)
+        v = stack(sources)
     except RuntimeError:  # shapes that differ
         return None
     return v if v.dtype is _FLOAT and choice.ordinary(v) else None
+
+
+def _gains(norms: Sequence[object | None], d: int) -> tuple[array[int], float]:
+    """The gains of a norm for each read, or of none, and their epsilon. Raises UncoveredError for other norms."""
+    gains, eps = array("q"), set()
+    for norm in norms:
+        if norm is not None and type(norm) is not RMSNorm:
+            raise UncoveredError
+        gains.append(0 if norm is None else at(norm.weight, d))
+        if norm is not None:
+            eps.add(norm.eps)
+    if len(eps) > 1:
+        raise UncoveredError
+    return gains, eps.pop() if eps else 0.0
 
 
 def scored(
@@ -76,8 +91,8 @@ def scored(
         gains, start_h = array("q", (at(output_gain, d),)), at(skip, *lead, d)
     except UncoveredError:
         return None
-    out = torch.empty(v.shape[1:], dtype=_FLOAT)
-    weights = torch.empty((N, n), dtype=_FLOAT) if o.return_weights else None
+    out = empty(v.shape[1:], dtype=_FLOAT)
+    weights = empty((N, n), dtype=_FLOAT) if o.return_weights else None
     start, rows = out.data_ptr(), v.data_ptr()
     call = _CALL.pack(
         SCORED, n, N, d, 1, FINISHES[o.normalize], rows, rows, N * d, d,
@@ -88,6 +103,28 @@ def scored(
     )  # fmt: skip
     checked(library.few_tokens(call))
     return out, out if weights is None else weights.t().unsqueeze(-1)
+
+
+def rows_read(query: Tensor, rows: Sequence[Tensor], width: int, scale: float) -> Tensor | None:
+    """sum_i softmax_i(scale <query, k_i>) v_i of rows [k_i | v_i] (..., width + d); query (..., width)."""
+    library = choice.step_kernel("few_tokens")
+    if library is None or (v := stacked(rows)) is None:
+        return None
+    n, *lead, both = v.shape
+    N, d = v.numel() // (n * both), both - width
+    if not query.is_contiguous():
+        query = query.contiguous()
+    try:
+        x = at(query, *lead, width)
+    except UncoveredError:
+        return None
+    out, keys = empty((*lead, d), dtype=_FLOAT), v.data_ptr()
+    call = _CALL.pack(
+        SCORED, n, N, d, 1, FINISHES["softmax"], keys + 4 * width, keys, N * both, both,
+        out.data_ptr(), 0, 0, 0, 0.0, -1.0, scale, x, 0, width, width, 0, 0, 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    checked(library.few_tokens(call))
+    return out
 
 
 def made(
@@ -101,10 +138,9 @@ def made(
     gain: Tensor | None = None,
     down: Tensor | None = None,
     gelu: str = "erf",
-    output_gains: Sequence[Tensor | None] = (),
-    output_eps: float = 0.0,
+    norms: Sequence[object | None] = (),
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
-    """`reference_steps.made_mix`, and the reads with a gain normed (those of others are not to be used)."""
+    """`reference_steps.made_mix`, and each read after its norm; where that is None there is nothing to use."""
     library = choice.step_kernel("few_tokens")
     if library is None or (v := stacked(sources)) is None:
         return None
@@ -113,19 +149,20 @@ def made(
     try:
         inputs = at(x, *lead, width), at(gain, width)
         matrices = at(bias, *bias.shape), at(down, hidden, width), at(up, R * n, hidden or width)
-        gains = array("q", (at(g, d) for g in output_gains))
+        gains, output_eps = _gains(norms, d)
     except UncoveredError:
         return None
-    out = torch.empty((R, *v.shape[1:]), dtype=_FLOAT)
-    normed = torch.empty_like(out) if gains else None
+    out = empty((R + len(gains), *v.shape[1:]), dtype=_FLOAT)
+    start = out.data_ptr()
     rows, (b, W_down, W_up) = v.data_ptr(), matrices
     call = _CALL.pack(
         MADE, n, N, d, R, FINISHES[finish], rows, rows, N * d, d,
-        out.data_ptr(), 0 if normed is None else normed.data_ptr(), 0, gains.buffer_info()[0],
+        start, start + 4 * R * N * d if gains else 0, 0, gains.buffer_info()[0],
         output_eps, eps, 1.0, *inputs, width, width, b, 0, 0, W_down, W_up, hidden, gelu == "tanh", 0,
     )  # fmt: skip
     checked(library.few_tokens(call))
-    return out.unbind(), () if normed is None else normed.unbind()
+    made = out.unbind()
+    return made[:R], made[R:]
 
 
 def gated(
@@ -133,10 +170,9 @@ def gated(
     weights: Tensor,
     gate: Tensor,
     eps: float | None,
-    output_gains: Sequence[Tensor | None] = (),
-    output_eps: float = 0.0,
+    norms: Sequence[object | None] = (),
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
-    """`few_tokens.gated_mix`, and the reads with a gain normed, as in `made`."""
+    """`few_tokens.gated_mix`, and its reads after their norms, as in `made`."""
     library = choice.step_kernel("few_tokens")
     if library is None or (v := stacked(sources)) is None:
         return None
@@ -144,16 +180,17 @@ def gated(
     N = v.numel() // (n * d)
     try:
         w, b = at(gate, R, d), at(weights, R, n, *weights.shape[2:])
-        gains = array("q", (at(g, d) for g in output_gains))
+        gains, output_eps = _gains(norms, d)
     except UncoveredError:
         return None
-    out = torch.empty((R, *v.shape[1:]), dtype=_FLOAT)
-    normed = torch.empty_like(out) if gains else None
+    out = empty((R + len(gains), *v.shape[1:]), dtype=_FLOAT)
+    start = out.data_ptr()
     rows = v.data_ptr()
     call = _CALL.pack(
         GATED, n, N, d, R, FINISHES["none"], rows, rows, N * d, d,
-        out.data_ptr(), 0 if normed is None else normed.data_ptr(), 0, gains.buffer_info()[0],
+        start, start + 4 * R * N * d if gains else 0, 0, gains.buffer_info()[0],
         output_eps, -1.0 if eps is None else eps, 1.0, w, 0, 0, d, b, 0, weights.ndim == 3, 0, 0, 0, 0, 0,
     )  # fmt: skip
     checked(library.few_tokens(call))
-    return out.unbind(), () if normed is None else normed.unbind()
+    made = out.unbind()
+    return made[:R], made[R:]

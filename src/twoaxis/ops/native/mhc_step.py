@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty
 
 from .. import choice
 from ..precision import few
@@ -43,7 +43,7 @@ def read(
         )  # fmt: skip
     except UncoveredError:
         return None
-    h, Q, mixed = (torch.empty(s, dtype=_FLOAT) for s in ((B, T, d), (B * T, n, 1), (B * T, n, d)))
+    h, Q, mixed = (empty(s, dtype=_FLOAT) for s in ((B, T, d), (B * T, n, 1), (B * T, n, d)))
     call = _CALL.pack(
         B * T, n, d, groups == 3, iterations, rows_last, *inputs,
         norm_eps, output_eps, write_scale, h.data_ptr(), Q.data_ptr(), mixed.data_ptr(),
