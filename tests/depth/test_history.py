@@ -148,7 +148,8 @@ def test_checkpointing_changes_no_gradient(spec):
         model.zero_grad()
         model.loss(tokens, tokens.roll(1, 1)).backward()
         kept.append([p.grad.clone() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+    for one, other in zip(*kept, strict=True):  # reads push where blocks are recomputed: another order of sums
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12 if one.dtype == torch.float64 else 1e-6)
 
 
 # pitfalls, batches: "B=0, T=4; B=2, T=0; forward through each mixer and method"

@@ -12,6 +12,7 @@ from .first_order import first_order
 from .native.depth_read import NativeRead, covers
 from .native.few_tokens import scored as native_step
 from .precision import compute_dtype, few, full_precision
+from .pulled import pulled
 from .token_read import Options, TokenRead
 
 
@@ -44,7 +45,8 @@ def depth_read(
     """sum_i a_i v_i with a = normalize_i(scale <query, key_gain * rms(v_i)> + bias_i), per token.
 
     Sources are read in place and never stacked. Runs in at least float32, cast once to the sources' dtype.
-    For backward it keeps the sources and, per token and source, one number per head and one for the key norm.
+    For backward it keeps the sources and, per token and source, one number per head and one for the key norm; inside
+    the decoder's own loop a source's gradient is summed once for all its reads (`ops.pulled`).
 
     Projected reads need no projected sources: a key W_K^T v scores as <W_K q, v>, so pass the absorbed query
     W_K q with key_norm_eps=None and apply W_V once to the result.
@@ -96,10 +98,11 @@ def _read(
     if covers(options, sources):
         library = choice.kernel("depth_read", sources, (query, key_gain, output_gain, rows))
     result: tuple[Tensor, Tensor]
+    pull, handles = pulled(tuple(sources))
     if library is not None:
-        result = NativeRead.apply(library, options, query, key_gain, output_gain, rows, *sources)
+        result = NativeRead.apply(library, pull, options, query, key_gain, output_gain, rows, *handles)
     else:
-        result = _DepthRead.apply(options, query, key_gain, output_gain, rows, *sources)
+        result = _DepthRead.apply(pull, options, query, key_gain, output_gain, rows, *handles)
     return result
 
 
@@ -108,7 +111,7 @@ class _DepthRead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None]:  # torch.compile counts parameters
-        o, query, key_gain, output_gain, bias, *sources = args
+        pull, o, query, key_gain, output_gain, bias, *sources = args
         with full_precision(sources[0]):
             read = TokenRead(o, query, key_gain, output_gain, bias, sources)
             out = read.empty(source_dtype(sources))
@@ -122,7 +125,7 @@ class _DepthRead(torch.autograd.Function):
                 out[t] = read.normed(read.mix(xs, a))
                 if weights is not None:
                     weights[:, t] = a
-        ctx.o = o
+        ctx.o, ctx.pull = o, pull
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key_gain, output_gain, bias, dots, norms, *sources)
         return out.view(sources[0].shape), weights
@@ -133,11 +136,12 @@ class _DepthRead(torch.autograd.Function):
         query, key_gain, output_gain, bias, dots, norms, *sources = ctx.saved_tensors
         with full_precision(sources[0]):
             read = TokenRead(ctx.o, query, key_gain, output_gain, bias, sources)
-            wanted = ctx.needs_input_grad[5:]
+            wanted = [want and ctx.pull is None for want in ctx.needs_input_grad[6:]]
             dsources = [read.empty(x.dtype) if want else None for x, want in zip(sources, wanted)]
             dkeyed = torch.zeros_like(read.keyed)
             dbias = None if bias is None else torch.zeros_like(dots[..., 0])
             dgain = None if read.output_gain is None else torch.zeros_like(read.output_gain)
+            left = None if ctx.pull is None else read.left(dots)
             for t in read.chunks:
                 xs, factors = read.take(t), read.rows(norms, t)
                 a = read.weights(dots[:, t], factors, t)
@@ -148,12 +152,16 @@ class _DepthRead(torch.autograd.Function):
                 ds = read.logit_gradient(a, da, t)
                 if dbias is not None:
                     dbias[:, t] = ds.sum(-1)
-                read.source_gradients(xs, t, a, ds, dots[:, t], factors, dmix, dkeyed, dsources)
+                c, inward = read.source_gradients(xs, t, a, ds, dots[:, t], factors, dmix, dkeyed, dsources)
+                if left is not None:
+                    left.g[t], left.weights[:, t], left.steps[:, t], left.backs[:, t] = dmix, a, c, inward
+        if left is not None:
+            ctx.pull.leave(left)
         dquery, dkey_gain = read.split_keyed(dkeyed, query, key_gain)
         if dbias is not None and bias.shape[1] == 1:
             dbias = dbias.sum(1, keepdim=True)
         shaped = (None if d is None else d.view(x.shape) for d, x in zip(dsources, sources))
-        return None, dquery, dkey_gain, _like(dgain, output_gain), _like(dbias, bias), *shaped
+        return None, None, dquery, dkey_gain, _like(dgain, output_gain), _like(dbias, bias), *shaped
 
 
 def _bias_rows(bias: Bias, source: Tensor) -> Tensor:

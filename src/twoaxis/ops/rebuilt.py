@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,7 @@ class Loop:
     def __init__(self) -> None:
         self.newest: Tensor | None = None
         self.place = Place(Chain(), 0)
+        self.sources: dict[int, Any] = {}  # of reads over depth, by identity: see `pulled`
 
     def place_of(self, state: Tensor, stride: int = STRIDE) -> Place:
         """Where a state stands. One that no write of this loop has made begins a chain, which keeps it.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .checks import Normalize
 from .precision import compute_dtype, token_chunks
+from .pulled import Left
 
 
 class Options(NamedTuple):
@@ -165,8 +166,8 @@ class TokenRead:
         dmix: Tensor,
         dkeyed: Tensor,
         dsources: Sequence[Tensor | None],
-    ) -> None:
-        """Fill in this chunk of the sources' gradients and add to that of w."""
+    ) -> tuple[Tensor, Tensor]:
+        """Fill in this chunk of the sources' gradients and add to that of w; returns c and k of `pulled`."""
         c = ds * factors * self.o.scale
         inward = (c * dots).sum(-1, keepdim=True) * (factors**2 / -self.d)
         w, g = self.split(self.query(t)), self.split(dmix)
@@ -184,6 +185,17 @@ class TokenRead:
                 dx.addcmul_(x, back)
             if dx is not d:
                 d.copy_(dx)
+        return c, inward.squeeze(-1) if self.o.eps is not None else torch.zeros_like(inward.squeeze(-1))
+
+    def left(self, dots: Tensor) -> Left:
+        """Room for what a pulled read leaves to its sources."""
+        return Left(
+            self.empty(self.dtype),
+            torch.empty_like(dots),
+            torch.empty_like(dots),
+            torch.empty_like(dots[..., 0]),
+            self.keyed,
+        )
 
     def _add_keyed(self, x: Tensor, c: Tensor, dkeyed: Tensor) -> None:
         if not self.static:

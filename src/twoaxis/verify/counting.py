@@ -64,6 +64,7 @@ FAST = [  # whose backward passes run products of their own
         ("mix", "_Mix"),
         ("gated_mix", "_GatedMix"),
         ("depth_read", "_DepthRead"),
+        ("pulled", "_Gather"),
         ("delta_rewrite", "_Rewrite"),
     )
 ]

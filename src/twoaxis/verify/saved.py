@@ -17,11 +17,11 @@ from twoaxis.model import Decoder
 from twoaxis.ops import choice
 
 
-def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
+def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = "plain") -> int:
     """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
 
     With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them, and with a
-    history of "recompute" the embeddings. Operators run
+    history of "recompute" the embeddings. Operators run by default
     plainly: a configuration cannot know whether a machine has their kernels.
     """
     own = {_place(p) for p in model.parameters()}
@@ -45,7 +45,7 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor) -> int:
     watched = [block.register_forward_pre_hook(enter) for block in model.blocks]
     try:
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
-        with choice.requesting("plain"), hooks, patch.object(model.stream, "open", opened):
+        with choice.requesting(backend), hooks, patch.object(model.stream, "open", opened):
             loss = model.loss(tokens, targets)
     finally:
         for handle in watched:

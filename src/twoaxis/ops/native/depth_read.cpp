@@ -27,6 +27,7 @@ struct Call {
   const float* dweights;                       // (N, n), may be null
   void* const* dsources;
   float *dquery, *dbias, *dgain;               // (threads or N, d), (N, n), (threads, d); the last two may be null
+  float *left_g, *left_a, *left_c, *left_k;    // (N, d), 3 x (n, N): what pulling sources need, or null
 };
 
 // One thread's work. Rows of floats are in the order of `arrange<T>`, padded to whole pairs.
@@ -188,6 +189,8 @@ struct Reader {
     weigh(t);
     copy_rows(t);
     if (c.dout) output_gradient(t);
+    if (c.left_g)
+      for (int j = 0; j < d; j++) c.left_g[t * d + j] = g[place((T*)nullptr, j)];
     float mean = 0;
     for (int i = 0; i < n; i++) {
       da[i] = dot(g, rows + (size_t)i * wide) + (c.dweights ? c.dweights[t * n + i] : 0);
@@ -200,6 +203,7 @@ struct Reader {
       else if (bias(i, t) == -INFINITY) ds = 0;
       if (c.dbias) c.dbias[t * n + i] = ds;
       float step = c.scale * r * ds, back = c.norms ? -r * r / d * step * c.dots[t * n + i] : 0;
+      if (c.left_g) c.left_a[i * c.N + t] = a[i], c.left_c[i * c.N + t] = step, c.left_k[i * c.N + t] = back;
       source_gradient(rows + (size_t)i * wide, c.dsources[i] ? (T*)c.dsources[i] + t * d : nullptr, a[i], step, back);
     }
   }

@@ -1,15 +1,20 @@
 """`depth_read` by its kernel: one call forward, one backward; kept are the sources, dots and norm factors."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..first_order import first_order
-from ..token_read import Options
+from ..pulled import Left, Pull
 from .call import address, checked, table, threads
+
+if TYPE_CHECKING:
+    from ..token_read import Options
 
 _NORMALIZE = {"softmax": 0, "sigmoid": 1, "none": 2}
 _FLOAT = torch.float32
@@ -25,6 +30,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("sources", "query", "bias", "output_gain")),
         *((name, ctypes.c_void_p) for name in ("dots", "norms", "weights", "out")),
         *((name, ctypes.c_void_p) for name in ("dout", "dweights", "dsources", "dquery", "dbias", "dgain")),
+        *((name, ctypes.c_void_p) for name in ("left_g", "left_a", "left_c", "left_k")),
     ]
 
 
@@ -37,7 +43,9 @@ class NativeRead(torch.autograd.Function):
     """The arguments and results of `ops.depth_read._DepthRead`, for one head and sources of one dtype."""
 
     @staticmethod
-    def forward(ctx: Any, library: ctypes.CDLL, *args: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        ctx: Any, library: ctypes.CDLL, pull: Pull | None, *args: Any
+    ) -> tuple[Tensor, Tensor | None]:
         o, query, key_gain, output_gain, bias, *sources = args
         read = _Read(o, query, key_gain, output_gain, bias, sources)
         out = torch.empty(read.shape, dtype=sources[0].dtype)
@@ -49,7 +57,7 @@ class NativeRead(torch.autograd.Function):
             read.call.weights = address(weights, _FLOAT, read.maps)
             read.call.out = address(out, sources[0].dtype, read.shape)
             checked(library.depth_read_forward(ctypes.byref(read.call), read.half))
-        ctx.o, ctx.library = o, library
+        ctx.o, ctx.library, ctx.pull = o, library, pull
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key_gain, output_gain, bias, dots, norms, *sources)
         return out.view(sources[0].shape), None if weights is None else weights.T.unsqueeze(-1)
@@ -59,8 +67,11 @@ class NativeRead(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dweights: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key_gain, output_gain, bias, dots, norms, *sources = ctx.saved_tensors
         read = _Read(ctx.o, query, key_gain, output_gain, bias, sources)
-        dtype, wanted = sources[0].dtype, ctx.needs_input_grad[6:]
-        dsources = [torch.empty(read.shape, dtype=dtype) if want else None for want in wanted]
+        dtype, wanted = sources[0].dtype, ctx.needs_input_grad[7:]
+        left = None if ctx.pull is None else read.left()
+        dsources = [
+            torch.empty(read.shape, dtype=dtype) if want and left is None else None for want in wanted
+        ]
         dkeyed = torch.zeros(read.keyed.shape if query.ndim > 1 else (read.call.threads, read.d))
         dbias = None if bias is None else torch.zeros(read.maps)
         dgain = None if output_gain is None else torch.zeros(read.call.threads, read.d)
@@ -75,12 +86,18 @@ class NativeRead(torch.autograd.Function):
             read.call.dquery = address(dkeyed, _FLOAT, dkeyed.shape)
             read.call.dbias = address(dbias, _FLOAT, read.maps)
             read.call.dgain = None if dgain is None else address(dgain, _FLOAT, dgain.shape)
+            if left is not None:
+                read.call.left_g = address(left.g, _FLOAT, read.shape)
+                for name, x in (("left_a", left.weights), ("left_c", left.steps), ("left_k", left.backs)):
+                    setattr(read.call, name, address(x.view(read.maps[::-1]), _FLOAT, read.maps[::-1]))
             checked(ctx.library.depth_read_backward(ctypes.byref(read.call), read.half))
+        if left is not None:
+            ctx.pull.leave(left)
         dquery, dkey_gain = read.split_keyed(dkeyed if query.ndim > 1 else dkeyed.sum(0, keepdim=True))
         if dbias is not None and bias.shape[1] == 1:
             dbias = dbias.sum(0, keepdim=True)
         return (
-            None, None, dquery, dkey_gain,
+            None, None, None, dquery, dkey_gain,
             None if dgain is None else dgain.sum(0).to(output_gain.dtype),
             None if dbias is None else dbias.T.to(bias.dtype),
             *(None if d is None else d.view(x.shape) for d, x in zip(dsources, sources)),
@@ -114,6 +131,11 @@ class _Read:
             bias_stride=0 if bias is None or bias.shape[1] == 1 else len(sources), scale=o.scale,
             eps=-1.0 if o.eps is None else o.eps, output_eps=-1.0 if o.output_eps is None else o.output_eps,
         )  # fmt: skip
+
+    def left(self) -> Left:
+        """Room for what a pulled read leaves to its sources."""
+        g, (N, n) = torch.empty(self.shape), self.maps
+        return Left(g, torch.empty(n, N, 1), torch.empty(n, N, 1), torch.empty(n, N), self.keyed)
 
     def bind(self, dots: Tensor, norms: Tensor | None) -> None:
         """Point to the inputs and the two maps."""
