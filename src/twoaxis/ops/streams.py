@@ -80,7 +80,7 @@ class _Read(torch.autograd.Function):
                     dgain = cast((dh * h * r).reshape(-1, h.shape[-1]).sum(0), gain.dtype)
                     dh = dh * cast(gain, X.dtype)
                 dh = torch.addcmul(dh * r, h, (dh * h).mean(-1, keepdim=True) * r**3, value=-1)
-            w = cast(weights, X.dtype).expand(X.shape[:-1])
+            w = cast(weights, X.dtype).expand(X.shape[:-1]).contiguous()
             dX, dw = None, None
             if ctx.needs_input_grad[2]:
                 dX = cast(w.unsqueeze(-1) @ dh.unsqueeze(-2), streams.dtype)
@@ -106,7 +106,7 @@ class _Write(torch.autograd.Function):
         with full_precision(streams):
             G, X, y = (cast(x, dtype) for x in (grad, streams, branch))
             M = cast(mixing, dtype).expand(*X.shape[:-2], -1, -1)
-            b = cast(weights, dtype).expand(X.shape[:-1])
+            b = cast(weights, dtype).expand(X.shape[:-1]).contiguous()
             x, m, w, o = ctx.needs_input_grad[1:]
             found = (
                 M.mT.contiguous() @ G if x else None,  # small matrices are fast for contiguous ones only
@@ -132,7 +132,7 @@ class _Add(torch.autograd.Function):
         weights, branch = ctx.saved_tensors
         with full_precision(grad):
             G = cast(grad, compute_dtype(grad, branch))
-            b = cast(weights, G.dtype).expand(G.shape[:-1])
+            b = cast(weights, G.dtype).expand(G.shape[:-1]).contiguous()
             db = dy = None
             if ctx.needs_input_grad[0]:
                 full = (G @ cast(branch, G.dtype).unsqueeze(-1)).squeeze(-1)
@@ -174,7 +174,7 @@ def _added(streams: Tensor, weights: Tensor, branch: Tensor) -> Tensor:
 
 def _plus(mixed: Tensor, weights: Tensor, branch: Tensor, streams: Tensor) -> Tensor:
     n, d = streams.shape[-2:]
-    b = cast(weights, mixed.dtype).expand(streams.shape[:-1]).reshape(-1, n, 1)
+    b = cast(weights, mixed.dtype).expand(streams.shape[:-1]).reshape(-1, n, 1).contiguous()
     y = cast(branch, mixed.dtype).reshape(-1, 1, d)
     return cast(torch.baddbmm(mixed.reshape(-1, n, d), b, y).view(streams.shape), streams.dtype)
 
