@@ -274,3 +274,21 @@ def test_sizes_of_a_cache_are_checked(name, value):
     model = twoaxis.Decoder(twoaxis.ModelConfig(vocab_size=5, d_model=8, n_heads=2, n_blocks=1))
     with pytest.raises(InputError, match=rf"new_cache\({name}={value}\): allowed is an integer of 0 or more"):
         model.new_cache(**{"batch_size": 1, name: value})
+
+
+def test_what_is_made_of_weights_is_made_again_when_one_changes():
+    cache, made, weight = Cache({}, 1), [], torch.nn.Parameter(torch.ones(2))
+
+    def double():
+        made.append(None)
+        return 2 * weight.detach()
+
+    for _ in range(2):
+        assert cache.made_of((weight,), double).tolist() == [2, 2]
+    assert len(made) == 1
+    with torch.no_grad():
+        weight.mul_(3)  # as an optimiser does
+    assert cache.made_of((weight,), double).tolist() == [6, 6]
+    weight.data = torch.full((2,), 5.0)  # another storage
+    assert cache.made_of((weight,), double).tolist() == [10, 10]
+    assert len(made) == 3

@@ -39,6 +39,7 @@ class Cache:
         self._documents: Slot | None = None
         self._count: Tensor | None = None
         self._shared: dict[Any, Any] = {}
+        self._made: dict[Any, Any] = {}
         if fixed_shapes:
             self._count = torch.zeros((), dtype=torch.int64, device=device)
             for slot in slots.values():
@@ -130,6 +131,22 @@ class Cache:
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
+
+    def made_of(self, weights: tuple[Tensor, ...], make: Callable[[], Tensor]) -> Tensor:
+        """What `make` makes of parameters, once for all passes, and again when one of them has changed."""
+        at = tuple(w.data_ptr() for w in weights)
+        versions = [0 if w.is_inference() else w._version for w in weights]
+        made: Tensor
+        if at in self._made and self._made[at][0] == versions:
+            made = self._made[at][1]
+        else:
+            made = make()
+            self._made[at] = (
+                versions,
+                made,
+                weights,
+            )  # kept, so that nothing else comes to lie at their addresses
+        return made
 
     def advance(self, count: int) -> None:
         """Count tokens that a forward pass has appended."""

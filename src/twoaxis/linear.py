@@ -26,10 +26,6 @@ class Linear(nn.Linear):
         super().__init__(width, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.numel() // max(x.shape[-1], 1)
-        if 1 < rows <= FEW and not torch.is_grad_enabled() and x.is_cpu and x.dtype == torch.float32:
-            few = torch.mm(self.weight, x.reshape(rows, -1).t()).t()
-            return few.contiguous().view(*x.shape[:-1], -1)
         return linear(x, self.weight)
 
 
@@ -40,6 +36,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     units takes those sums one by one (6 to 14 times slower than float32): there the same sums are made
     by the float32 product of the same bfloat16 numbers.
     """
+    rows = x.numel() // max(x.shape[-1], 1)
+    if (
+        bias is None
+        and 1 < rows <= FEW
+        and not torch.is_grad_enabled()
+        and x.is_cpu
+        and x.dtype == torch.float32
+    ):
+        few = torch.mm(weight, x.reshape(rows, -1).t()).t()
+        return few.contiguous().view(*x.shape[:-1], -1)
     if not _emulated(x):
         return F.linear(x, weight, bias)
     x = x.to(torch.bfloat16)

@@ -142,8 +142,26 @@ def test_costs_are_measured_one_way(capsys):
     assert "--cost measures in float32 on the CPU" in line
 
 
-KERNELS = ("depth_read", "delta_rewrite", "local_attention", "few_tokens", "delta_step", "mhc_step")
-STEPS = ("depth_read", "rows_read", "gated_mix", "made_mix", "delta_rewrite", "ddl", "mhc")
+KERNELS = (
+    "depth_read",
+    "delta_rewrite",
+    "local_attention",
+    "few_tokens",
+    "delta_step",
+    "mhc_step",
+    "gates_step",
+)
+STEPS = (
+    "depth_read",
+    "rows_read",
+    "gated_mix",
+    "made_mix",
+    "delta_rewrite",
+    "ddl",
+    "mhc",
+    "soft_window",
+    "axis_gate",
+)
 
 
 def test_backends_table_and_json_agree(capsys):

@@ -111,7 +111,9 @@ def test_states_that_no_token_reads_are_dropped(monkeypatch):
     read, seen = model.stream.window_read, []
     forward = read.forward
     monkeypatch.setattr(
-        read, "forward", lambda states, logits=None: seen.append(len(states)) or forward(states, logits)
+        read,
+        "forward",
+        lambda states, logits=None, cache=None: seen.append(len(states)) or forward(states, logits),
     )
     few = model(rows(model))
     assert seen == [1] + [2] * 7

@@ -7,9 +7,14 @@ from native_cases import needs_kernel
 from torch import randn
 
 from twoaxis.ops import delta_rewrite, reference, reference_steps
-from twoaxis.ops.native import delta_step, mhc_step
+from twoaxis.ops.native import delta_step, gates_step, mhc_step
 
-pytestmark = [needs_kernel("delta_step"), needs_kernel("mhc_step"), needs_kernel("delta_rewrite")]
+pytestmark = [
+    needs_kernel("delta_step"),
+    needs_kernel("mhc_step"),
+    needs_kernel("delta_rewrite"),
+    needs_kernel("gates_step"),
+]
 LEADS = pytest.mark.parametrize("lead", [(1, 1), (8, 1), (2, 3)], ids=str)
 WIDTHS = pytest.mark.parametrize("d", [1, 33, 344])
 
@@ -71,6 +76,28 @@ def test_mhc_read(n, d, lead):
         options = {"iterations": iterations, "rows_last": rows_last}
         options |= {"norm_eps": 1e-6, "output_eps": 1e-5, "write_scale": 2.0}
         agree(mhc_step.read(*inputs, **options), reference_steps.mhc_read(*double(inputs), **options))
+
+
+@LEADS
+@WIDTHS
+@pytest.mark.parametrize("ramp", [1, 3])
+def test_soft_window(ramp, d, lead):
+    h, u, c, n = randn(*lead, d), randn(1, d), randn(1), 5
+    K, logs = gates_step.soft_window(h, u, c, n, 4, ramp, 1e-6)
+    wanted, shares = reference_steps.soft_window(h.double(), u.double(), c.double(), n, 4, ramp, 1e-6)
+    agree([K, logs.exp()], [wanted, shares.exp()])  # near the end of a window a share may be 0 or 1e-8
+    assert logs.shape == (n, *lead)
+
+
+@LEADS
+@pytest.mark.parametrize(("d", "gates"), [(6, 1), (33, 3), (344, 344)])
+def test_axis_gate(d, gates, lead):
+    inputs = (randn(*lead, d), randn(*lead, d), randn(gates, 2 * d) / d, randn(gates))
+    agree([gates_step.axis_gate(*inputs, 1e-6)], [reference_steps.axis_gate(*double(inputs), 1e-6)])
+    s, z, w, _ = inputs
+    for bias, wanted in ((100.0, s), (-100.0, z)):  # exactly one of the two
+        found = gates_step.axis_gate(s, z, w, torch.full((gates,), bias), 1e-6)
+        agree([found], [reference.rms(wanted.double(), 1e-6)])
 
 
 def test_logits_too_far_apart_are_left_to_the_plain_way():

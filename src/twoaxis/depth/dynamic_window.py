@@ -29,6 +29,7 @@ from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.depth.windowed import Windowed, WindowedConfig, WindowedStream
 from twoaxis.errors import InputError
 from twoaxis.ops import rms
+from twoaxis.ops.native.gates_step import soft_window
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.types import Context, Coordinates, Layout, Reads, TensorSpec
 
@@ -116,6 +117,8 @@ class DynamicWindow(Windowed):
         states, logits = self.visible(state, ctx)
         if self.chooser is None:
             return states, logits, None
+        if logits is None and (found := self.chooser.step(states[-1], len(states))) is not None:
+            return states[-len(found[1]) :], found[1], found[0]  # type: ignore[return-value]
         K, masks = self.chooser(states[-1], len(states))
         if logits is not None:
             logits = logits[-len(masks) :]
@@ -124,7 +127,7 @@ class DynamicWindow(Windowed):
     def read_depth(self, state: State, ctx: Context | None = None) -> Tensor:
         assert self.window_read is not None
         states, logits, _ = self.chosen(state, ctx or Context())
-        return self.window_read(states, logits)
+        return self.window_read(states, logits, None if ctx is None else ctx.cache)
 
     def expected_depth(self, state: State, ctx: Context) -> Tensor | None:
         """K_t (B, T); with gates 1 + g_1 + g_1 g_2 + .."""
@@ -140,8 +143,8 @@ class DynamicWindow(Windowed):
             return reads, (x, state["share"])
         assert self.window_read is not None
         states, logits, K = self.chosen(state, ctx)
-        x = self.window_read.inject(states[-1], self.window_read(states, logits))
-        share = state["share"] if K is None else state["share"] + self.part * K
+        x = self.window_read.inject(states[-1], self.window_read(states, logits, ctx.cache))
+        share = state["share"] if K is None else torch.add(state["share"], K, alpha=self.part)
         return Reads(self.norm(x)), (x, share)
 
     def write(self, state: State, carry: tuple[Tensor, Tensor], y: Tensor, ctx: Context) -> State:
@@ -168,6 +171,18 @@ class SoftWindow(nn.Module):
         dtype = compute_dtype(h)
         return F.linear(rms(h.to(dtype), self.eps), self.weight.to(dtype), self.bias.to(dtype))
 
+    def step(self, h: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
+        """K (B, T) and log m (n or fewer, B, T), the oldest state first, in a step of decoding; None: by `forward`."""
+        found = soft_window(h, self.weight, self.bias, n, self.most, self.ramp, self.eps)
+        if found is None:
+            return None
+        K, logs = found
+        return K, logs[n - self.seen(max(K.flatten().tolist()), n) :]
+
+    def seen(self, widest: float, n: int) -> int:
+        """Of n states those that some window of at most `widest` reaches."""
+        return min(n, math.ceil(self.ramp + widest - 1)) if math.isfinite(widest) else n
+
     def forward(self, h: Tensor, n: int) -> tuple[Tensor, list[Tensor]]:
         """K (B, T) and log m (B, T) of ages 0 .. at most n - 1: those beyond every token's window are left out.
 
@@ -177,8 +192,7 @@ class SoftWindow(nn.Module):
         with full_precision(h):
             K = 1 + (self.most - 1) * self.scores(h).squeeze(-1).sigmoid()
             if K.numel() and K.device.type != "meta" and not torch.compiler.is_compiling():
-                widest = K.detach().max().item()
-                n = min(n, math.ceil(R + widest - 1)) if math.isfinite(widest) else n
+                n = self.seen(K.detach().max().item(), n)
             return K, [K.new_zeros(()), *(_log((R + K - 1 - z) / R) for z in range(1, n))]
 
 
@@ -190,6 +204,9 @@ def _log(m: Tensor) -> Tensor:
 
 class Gates(SoftWindow):
     """K_t and the logarithms of 1, g_1, g_1 g_2, ..; u_i (d,) and c_i start at zero, so g_i at 1/2."""
+
+    def step(self, h: Tensor, n: int) -> None:
+        """No kernel."""
 
     def forward(self, h: Tensor, n: int) -> tuple[Tensor, list[Tensor]]:
         """K = sum_z m_z (B, T), and log m (B, T) of ages 0 .. n - 1."""

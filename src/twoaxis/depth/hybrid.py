@@ -28,6 +28,7 @@ from twoaxis.depth.windowed import WindowedStream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rms
+from twoaxis.ops.native.gates_step import axis_gate
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.sequence import SoftmaxAttention
 from twoaxis.types import Context, Layout, Reads
@@ -92,7 +93,11 @@ class Hybrid(Connection):
         if self.letter == "D":
             return self.read_depth(state, ctx)
         assert self.gate is not None
-        s, z = self.read_tokens(state, core, ctx), self.read_depth(state, ctx)
+        s, z = self.gather(state, core, ctx), self.depth(state, ctx)
+        found = axis_gate(s, z, self.gate.weight, self.gate.bias, self.layout.norm_eps)
+        if found is not None:
+            return found
+        s, z = self.normed(s), self.normed(z)
         with full_precision(s):
             G = self.gate(s, z)  # (B, T, gates), each for its share of the channels
             s, z = (x.unflatten(-1, (G.shape[-1], -1)) for x in (s, z))
@@ -100,16 +105,24 @@ class Hybrid(Connection):
 
     def read_tokens(self, state: State, core: SoftmaxAttention, ctx: Context) -> Tensor:
         """s (B, T, d): what the attention hands to W_o, normed."""
+        return self.normed(self.gather(state, core, ctx))
+
+    def gather(self, state: State, core: SoftmaxAttention, ctx: Context) -> Tensor:
+        """The same before its norm."""
         q, k, v = core.project(self.read(state, ctx)[0], ctx)
         assert v is not None
-        return self.normed(core.gather(q, k, v, ctx))
+        return core.gather(q, k, v, ctx)
 
     def read_depth(self, state: State, ctx: Context | None = None) -> Tensor:
         """z (B, T, d): the read of the last block states, the stream the newest of them, normed."""
+        return self.normed(self.depth(state, ctx or Context()))
+
+    def depth(self, state: State, ctx: Context) -> Tensor:
+        """The same before its norm."""
         assert self.window_read is not None
         states = (*state["sources"].last(self.window).sources[:-1], self.stream_of(state))
-        seen = narrowed(states, self.block, ctx or Context(), self.cfg.window_blocks)
-        return self.normed(self.window_read(*seen))
+        seen = narrowed(states, self.block, ctx, self.cfg.window_blocks)
+        return self.window_read(*seen, ctx.cache)
 
     def normed(self, x: Tensor) -> Tensor:
         """rms(x) in at least float32."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from twoaxis.cache import Cache
 from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.linear import linear
 from twoaxis.ops import depth_read, rms, token_mix
@@ -59,12 +60,33 @@ class WindowRead(nn.Module):
             g = F.linear(inner, self.gate.weight.to(dtype), self.gate.bias.to(dtype)).sigmoid()
             return torch.addcmul(h.to(dtype), g, z.to(dtype)).to(h.dtype)
 
-    def forward(self, states: States, logits: Logits = None) -> Tensor:
-        """W_O z (B, T, d) from the states of a window; logits, one per state, are added to all heads' scores."""
+    def forward(self, states: States, logits: Logits = None, cache: Cache | None = None) -> Tensor:
+        """W_O z (B, T, d) from the states of a window; logits, one per state, are added to all heads' scores.
+
+        cache: of a decoding step, which keeps W_K^T W_Q for all steps where blocks share them.
+        """
+        if len(states) > 1 and cache is not None and self.merges(states[-1], cache):
+            return self.step(states, logits, cache)
         mixed = [states[-1]] * self.cfg.heads if len(states) == 1 else self.mixed(states, logits)
         W_V = self.value.weight.unflatten(0, (self.cfg.heads, self.width))
         parts = [linear(m.to(W.dtype), W) for m, W in zip(mixed, W_V, strict=True)]
         return self.output(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
+
+    def merges(self, h: Tensor, cache: Cache) -> bool:
+        """Whether one product of both projections serves many steps and blocks."""
+        simple = self.cfg.shared and self.cfg.heads == 1 and self.cfg.position == "none"
+        steps = cache.length > 0 and not cache.fixed_shapes and not torch.is_grad_enabled()
+        return simple and steps and h.dtype == self.value.weight.dtype != torch.bfloat16
+
+    def step(self, states: States, logits: Logits, cache: Cache) -> Tensor:
+        """The same with W_K^T W_Q multiplied beforehand: two products with matrices instead of three."""
+        assert self.query is not None
+        assert self.key is not None
+        W_Q, W_K = self.query.weight, self.key.weight
+        q = linear(states[-1], cache.made_of((W_Q, W_K), lambda: W_K.mT @ W_Q))
+        mixed = depth_read(q, states, key_norm_eps=None, scale=self.scale, bias=logits)
+        z: Tensor = self.output(linear(mixed, self.value.weight))
+        return z
 
     def mixed(self, states: States, logits: Logits = None) -> list[Tensor]:
         """sum_j a_hj h(j) (B, T, d) of each head h."""

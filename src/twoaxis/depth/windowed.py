@@ -155,7 +155,8 @@ class Windowed(Connection):
     def read_depth(self, state: State, ctx: Context | None = None) -> Tensor:
         """W_O z_l (B, T, d), from the state before this block."""
         assert self.window_read is not None
-        return self.window_read(*self.visible(state, ctx or Context()))
+        ctx = ctx or Context()
+        return self.window_read(*self.visible(state, ctx), ctx.cache)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, Any]:
         if self.opens:

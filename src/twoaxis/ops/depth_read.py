@@ -69,8 +69,9 @@ def depth_read(
     """
     options = Options(key_norm_eps, scale, normalize, heads, output_eps, return_weights)
     result: tuple[Tensor, Tensor] | None = None
-    if bias is None:  # the kernel takes nothing that is refused below
-        result = native_step(options, query, key_gain, output_gain, None, sources)
+    if bias is None or isinstance(bias, Tensor):  # the kernel takes nothing that is refused below
+        rows = None if bias is None else bias.reshape(len(bias), -1)
+        result = native_step(options, query, key_gain, output_gain, rows, sources)
     if result is None:
         check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
         result = _read(options, query, sources, key_gain, output_gain, bias)

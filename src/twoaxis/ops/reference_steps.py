@@ -94,3 +94,23 @@ def mhc_read(
     last: Last = "rows" if rows_last else "columns"
     mixed = sinkhorn(R[0].unflatten(-1, (n, n)), iterations, last=last) @ X if R else X
     return h.view(*streams.shape[:-2], d), write_scale * Q.sigmoid().unsqueeze(-1), mixed
+
+
+def soft_window(
+    h: Tensor, weight: Tensor, bias: Tensor, n: int, most: int, ramp: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """K = 1 + (most - 1) sigmoid(u rms(h) + c) (B, T); log clip((ramp + K - 1 - z) / ramp, 0, 1) of ages z n-1 .. 0."""
+    K = 1 + (most - 1) * F.linear(rms(h, eps), weight, bias).squeeze(-1).sigmoid()
+    shares = [((ramp + K - 1 - z) / ramp).clamp(0, 1) for z in range(n - 1, 0, -1)]
+    return K, torch.stack([*shares, torch.ones_like(K)]).log()
+
+
+def axis_gate(s: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """G s' + (1 - G) z', G = sigmoid(w [s'; z'] + b), s' = rms(s), z' = rms(z); each gate for its share of d."""
+    s, z = rms(s, eps), rms(z, eps)
+    G = (
+        F.linear(torch.cat((s, z), -1), weight, bias)
+        .sigmoid()
+        .repeat_interleave(s.shape[-1] // len(bias), -1)
+    )
+    return G * s + (1 - G) * z

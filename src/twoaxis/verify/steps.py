@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.ops import delta_rewrite, depth_read, gated_mix, reference, reference_steps
-from twoaxis.ops.native import delta_step, few_tokens, mhc_step
+from twoaxis.ops.native import delta_step, few_tokens, gates_step, mhc_step
 
 Outputs = Sequence[Tensor]
 
@@ -107,3 +107,21 @@ def _of_methods(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:
     shapes = [(3, 1, 4, 33), (132, 24), (3,), (24,), (33,)]
     steps_of = (mhc_step.read, reference_steps.mhc_read)
     yield Step("mhc step", "mhc_step", randn(*shapes), *(partial(mhc, read) for read in steps_of))
+    yield from _gates(randn)
+
+
+def _gates(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:
+    def window(choose: Callable[..., Outputs | None], *inputs: Tensor) -> Outputs | None:
+        found = choose(*inputs, 5, 4, 2, 1e-6)
+        return None if found is None else [found[0], found[1].exp()]  # a share near 0 has any logarithm
+
+    def axis(gate: Callable[..., Tensor | None], *inputs: Tensor) -> Outputs | None:
+        found = gate(*inputs, 1e-6)
+        return None if found is None else [found]
+
+    windows = (gates_step.soft_window, reference_steps.soft_window)
+    shapes: list[tuple[int, ...]] = [(3, 1, 33), (1, 33), (1,)]
+    yield Step("soft_window step", "gates_step", randn(*shapes), *(partial(window, f) for f in windows))
+    axes = (gates_step.axis_gate, reference_steps.axis_gate)
+    shapes = [(3, 1, 33), (3, 1, 33), (3, 66), (3,)]
+    yield Step("axis_gate step", "gates_step", randn(*shapes), *(partial(axis, f) for f in axes))

@@ -87,7 +87,7 @@ def scored(
         output_gain = torch.ones(d, dtype=_FLOAT)
     try:
         x = at(query, d) if static else at(query, *lead, d)
-        gain, b = at(key_gain, d), 0 if bias is None else at(bias, n, bias.shape[1])
+        gain, b = at(key_gain, d), 0 if bias is None else at(bias, n, N if tall else 1)
         gains, start_h = array("q", (at(output_gain, d),)), at(skip, *lead, d)
     except UncoveredError:
         return None
