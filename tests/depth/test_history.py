@@ -148,7 +148,9 @@ def test_checkpointing_changes_no_gradient(spec):
         model.zero_grad()
         model.loss(tokens, tokens.roll(1, 1)).backward()
         kept.append([p.grad.clone() for p in model.parameters()])
-    for one, other in zip(*kept, strict=True):  # reads push where blocks are recomputed: another order of sums
+    for one, other in zip(
+        *kept, strict=True
+    ):  # reads push where blocks are recomputed: another order of sums
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12 if one.dtype == torch.float64 else 1e-6)
 
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from twoaxis.cache import Remembers, Slot
 from twoaxis.depth.connection import State, Stream
-from twoaxis.norm import RMSNorm
 from twoaxis.ops import channel_read, depthwise_causal_conv
 from twoaxis.ops.native import delta_step
+from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.precision import compute_dtype
 from twoaxis.types import DTYPES, Context, Layout, TensorSpec
 
@@ -176,11 +176,11 @@ def step(
     target: nn.Linear | None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """c, v and beta of a sublayer in one call, in a step of decoding; None where it takes more."""
-    folds = (None, None) if compress is None else compress.folds()
-    if folds is None or target is None or not isinstance(norm, RMSNorm):
+    kernels = (None, None) if compress is None else compress.folds()
+    if kernels is None or target is None or not folds(norm):
         return None
     return delta_step.read(
-        X, folds[0], folds[1], norm.weight, (gate.weight, gate.bias), (target.weight, target.bias), eps=norm.eps,
+        X, kernels[0], kernels[1], norm.weight, (gate.weight, gate.bias), (target.weight, target.bias), eps=norm.eps,
         scale=cfg.target_scale if cfg.target_act == "sigmoid" else 0.0, raw=cfg.target_source == "raw",
     )  # fmt: skip
 

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.norm import RMSNorm
 from twoaxis.ops import depth_read
-from twoaxis.ops.native.few_tokens import scored
+from twoaxis.ops.native.few_tokens import folds, scored
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.ops.token_read import Options
 from twoaxis.types import Layout
@@ -57,7 +56,7 @@ class DeltaRead(nn.Module):
 
     def step(self, sources: tuple[Tensor, ...], H: Tensor, norm: nn.Module) -> Tensor | None:
         """norm(H + READ) in one call, in a step of decoding by the plain form; None: by `forward`."""
-        if self.query is None or not self.plain or not isinstance(norm, RMSNorm):
+        if self.query is None or not self.plain or not folds(norm):
             return None
         options = Options(self.eps, 1.0, "softmax", 1, norm.eps, False)
         found = scored(options, self.query, self.key_gain, norm.weight, None, sources, skip=H)

@@ -94,9 +94,10 @@ class Hybrid(Connection):
             return self.read_depth(state, ctx)
         assert self.gate is not None
         s, z = self.gather(state, core, ctx), self.depth(state, ctx)
-        found = axis_gate(s, z, self.gate.weight, self.gate.bias, self.layout.norm_eps)
-        if found is not None:
-            return found
+        if not self.gate._forward_hooks:  # as `axis_shares` has them
+            found = axis_gate(s, z, self.gate.weight, self.gate.bias, self.layout.norm_eps)
+            if found is not None:
+                return found
         s, z = self.normed(s), self.normed(z)
         with full_precision(s):
             G = self.gate(s, z)  # (B, T, gates), each for its share of the channels

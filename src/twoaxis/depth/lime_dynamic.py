@@ -18,7 +18,7 @@ from twoaxis.depth.history import History
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import token_mix, traced
-from twoaxis.ops.native.few_tokens import made
+from twoaxis.ops.native.few_tokens import folds, made
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.tape import Array
 from twoaxis.types import Context, Layout, Reads
@@ -38,6 +38,8 @@ class HiddenMix(nn.Module):
     ) -> tuple[Tensor, ...] | None:
         """The mixes, normed, in one call in a step of decoding; None: by `forward`."""
         norm, score = self.norm, self.score
+        if not folds(norm):
+            return None
         found = made(
             streams,
             x,

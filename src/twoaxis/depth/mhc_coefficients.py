@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoaxis.norm import RMSNorm
 from twoaxis.ops import joint_scores
 from twoaxis.ops.native import mhc_step
+from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.precision import cast, compute_dtype
 from twoaxis.types import Layout
 
@@ -51,7 +51,7 @@ class Coefficients(nn.Module):
     def step(self, cfg: Any, X: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
         """norm(P X), Q (N, n, 1) and H X (N, n, d) in one call, in a step of decoding; None where it takes more."""
         covered = cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and not cfg.eps
-        if self.phi is None or not covered or not isinstance(norm, RMSNorm):
+        if self.phi is None or not covered or not folds(norm):
             return None
         return mhc_step.read(
             X, self.phi, self.scale, self.bias, norm.weight, iterations=cfg.iterations,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, empty, stack
@@ -50,15 +51,22 @@ def stacked(sources: Sequence[Tensor]) -> Tensor | None:
     return v if v.dtype is _FLOAT and choice.ordinary(v) else None
 
 
+def folds(norm: object) -> TypeGuard[RMSNorm]:
+    """Whether a kernel may do a norm's work: it is ours, and no hook waits for its call."""
+    return type(norm) is RMSNorm and not norm._forward_hooks and not norm._forward_pre_hooks
+
+
 def _gains(norms: Sequence[object | None], d: int) -> tuple[array[int], float]:
     """The gains of a norm for each read, or of none, and their epsilon. Raises UncoveredError for other norms."""
     gains, eps = array("q"), set()
     for norm in norms:
-        if norm is not None and type(norm) is not RMSNorm:
+        if norm is None:
+            gains.append(0)
+            continue
+        if not folds(norm):
             raise UncoveredError
-        gains.append(0 if norm is None else at(norm.weight, d))
-        if norm is not None:
-            eps.add(norm.eps)
+        gains.append(at(norm.weight, d))
+        eps.add(norm.eps)
     if len(eps) > 1:
         raise UncoveredError
     return gains, eps.pop() if eps else 0.0
