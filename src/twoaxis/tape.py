@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 STORING = {
     "int8": 8,
     "bfloat16": 1,
     "float16": 1,
 }  # kernels that round: largest, scale, division, rounding, ..
+Backend = Literal["plain", "native"]
 PASSING = ("add", "value", "store")  # kernels whose gradient is that of their result
 
 
@@ -65,7 +66,8 @@ class Kernel:
 
     keep: what it saves for backward. held: what an operator holds besides, out of sight of hooks and not given
     up by recomputation. launches: of its forward pass. moved: bytes that these read and write;
-    None is inputs and outputs once. product: a matrix product or attention over tokens: it writes its result,
+    None is inputs and outputs once. native: it is this package's own, forward and backward one each; back_launches:
+    of what runs around the second. product: a matrix product or attention over tokens: it writes its result,
     while others between two of them could be one kernel. rebuilt: what it keeps only where blocks are recomputed and
     `ops.rebuilt` cannot make it again. back: FLOPs backward over FLOPs forward.
     """
@@ -82,12 +84,15 @@ class Kernel:
     back: int = 2
     held: tuple[Array, ...] = ()
     rebuilt: tuple[Array, ...] = ()
+    native: bool = False
+    back_launches: int = 1
 
 
 @dataclass
 class Tape:
     """A forward pass over `batch_size` rows of `seq_len` tokens, or, decoding, over their last tokens alone.
 
+    backend: of the operators, "plain" or "native", which has kernels of its own for some calls (`ops/choice.py`).
     itemsize: of activations and weights. state_itemsize: of the residual state. again: the kernels (from, to) that
     the backward pass begins by running once more, of which nothing but their input, `entry`, is kept.
     """
@@ -102,6 +107,7 @@ class Tape:
     boundaries: list[tuple[int, tuple[Array, ...]]] = field(default_factory=list)
     again: tuple[int, int] | None = None
     entry: Array | None = None
+    backend: Backend = "plain"
 
     @property
     def tokens(self) -> int:

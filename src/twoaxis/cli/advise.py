@@ -43,8 +43,9 @@ class Args:
     """How much longer a step may take than the standard model's, as a share."""
     dtype: str | None = None
     """Of weights and activations; by default bfloat16, or float32 where bfloat16 has no known or a lower rate."""
-    execution: Literal["eager", "fused"] | None = None
-    """One kernel for each operation, or the limit of a compiler; by default fused, eager on a cpu."""
+    execution: Literal["eager", "native", "fused"] | None = None
+    """One kernel for each operation, the same with this package's kernels for CPUs, or the limit of a compiler; by
+    default fused, native on a cpu."""
     runs: Path | None = None
     """A comparison's folder, whose results count as own evidence."""
     evidence: Path | None = None
@@ -99,7 +100,7 @@ def _request(args: Args) -> Any:
         micro_batches=args.micro_batches,
         dtype=args.dtype or _dtype(machine),
         decoding=args.phase == "decode",
-        execution=args.execution or ("eager" if on_host else "fused"),
+        execution=args.execution or ("native" if on_host else "fused"),
     )
     return Request(
         size=found,

@@ -7,6 +7,7 @@
 | `launch_us` | forward and backward of a model too small to take time otherwise, over the kernels it launches |
 | `cold_gb_per_s` | products of pairs of small arrays, in turn through many that no cache holds |
 | `batched_tflops` | a 4 x 4 matrix for each token times its four rows of 128 |
+| `native_tflops` | what 12 sources more take the kernel of `depth_read`, where there is one |
 | `softmax_gb_per_s` | a softmax over rows of 512 |
 
 On a CPU seconds are those of the process (other jobs do not count) and one thread runs; on a GPU they are those of
@@ -19,6 +20,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +29,7 @@ from twoaxis.cost.hardware import Curve, Hardware
 from twoaxis.cost.total import cost
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder, ModelConfig, write_atomically
+from twoaxis.ops import choice, depth_read
 
 COPIES = tuple(1 << power for power in range(16, 29, 2))  # bytes of the array
 PRODUCTS = (
@@ -58,7 +61,7 @@ def calibrate(device: str = "cpu") -> Hardware:
         cold = best(_turns(device), device)
         small, wide = torch.randn(512, 4, 4, device=device), torch.randn(512, 4, 128, device=device)
         batched = best(lambda: small @ wide, device)
-        launch = _launch(device)
+        launch, native = _launch(device), _native(device)
     return Hardware(
         name=f"measured-{device}",
         title=f"this machine's {device}, as measured",
@@ -71,6 +74,7 @@ def calibrate(device: str = "cpu") -> Hardware:
         copy_curve=copies,
         softmax_gb_per_s=1e-9 * 2 * rows.nbytes / soft,
         batched_tflops=1e-12 * 2 * 4 * wide.numel() / batched,
+        native_tflops=native,
         cold_gb_per_s=1e-9 * 3 * COLD / cold,
         sources={"all": f"measured by twoaxis advise --measure with torch {torch.__version__}"},
     )
@@ -147,6 +151,16 @@ def _launch(device: str) -> float:
     total = cost(cfg, 1, 2)
     launches = (total.launches_forward or 0) + (total.launches_backward or 0)
     return best(lambda: model.loss(tokens[:, :-1], tokens[:, 1:]).backward(), device) / launches
+
+
+def _native(device: str) -> float | None:
+    """1e12 FLOPs a second of the read kernel without its call; None where it is not used."""
+    if device != "cpu" or choice.requested() in ("plain", "compiled") or choice.library("depth_read") is None:
+        return None
+    query, source = torch.ones(128), torch.randn(512, 128)
+    with torch.enable_grad():  # steps without gradients run another way
+        few, many = (best(partial(depth_read, query, (source,) * n), device) for n in (4, 16))
+    return 1e-12 * 6 * 12 * source.numel() / max(many - few, 1e-9)
 
 
 def _memory(device: str) -> float | None:

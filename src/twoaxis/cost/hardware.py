@@ -29,9 +29,10 @@ class Hardware:
     launch_us: microseconds to start one kernel; asynchronous: while the device computes. Units are decimal.
 
     As measured, None or empty for presets: gemm_curve: (FLOPs of one float32 product, 1e12 FLOPs a second);
-    batched_tflops: of a small matrix for each token; copy_curve: (bytes read and written by one kernel, GB a
-    second) of arrays that were just used; cold_gb_per_s: of arrays that have left the caches; softmax_gb_per_s:
-    bytes that a softmax reads and writes, and other functions made of exponentials.
+    batched_tflops: of a small matrix for each token; native_tflops: of this package's kernels for CPUs; copy_curve:
+    (bytes read and written by one kernel, GB a second) of arrays that were just used; cold_gb_per_s: of arrays that
+    have left the caches; softmax_gb_per_s: bytes that a softmax reads and writes, and other functions made of
+    exponentials.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Hardware:
     copy_curve: Curve = ()
     softmax_gb_per_s: float | None = None
     batched_tflops: float | None = None
+    native_tflops: float | None = None
     cold_gb_per_s: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -92,7 +94,10 @@ class Hardware:
         for key, value in data.items():
             if key not in known:
                 raise InputError(f"{where}: a machine has no field {key!r}; {nearest(str(key), known)}")
-            if key.endswith(("_s", "_gb", "_us", "_devices", "batched_tflops")) and value is not None:
+            if (
+                key.endswith(("_s", "_gb", "_us", "_devices", "batched_tflops", "native_tflops"))
+                and value is not None
+            ):
                 _positive(where, key, value)
         rates = data.get("matrix_tflops", {})
         for dtype, value in rates.items():

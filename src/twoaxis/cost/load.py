@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from twoaxis.cost.works import Execution
 from twoaxis.errors import InputError
@@ -29,5 +30,9 @@ class Load:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name}={value!r}: allowed is an integer of 1 or more")
+        if self.execution not in get_args(Execution):
+            raise InputError(
+                f"execution={self.execution!r}: allowed is {', '.join(map(repr, get_args(Execution)))}"
+            )
         if self.dtype not in DTYPES:
             raise InputError(f"dtype={self.dtype!r}: allowed is {' or '.join(DTYPES)}")

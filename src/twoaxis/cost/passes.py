@@ -8,12 +8,17 @@ from twoaxis.depth.history_spec import parse_history
 from twoaxis.depth.trace import Core, Trace, run
 from twoaxis.model.config import ModelConfig
 from twoaxis.sequence.mixer import Place
-from twoaxis.tape import Array, Tape
+from twoaxis.tape import Array, Backend, Tape
 from twoaxis.types import DTYPES
 
 
 def traced(
-    cfg: ModelConfig, batch_size: int, seq_len: int, dtype: str = "float32", decoding: bool = False
+    cfg: ModelConfig,
+    batch_size: int,
+    seq_len: int,
+    dtype: str = "float32",
+    decoding: bool = False,
+    backend: Backend = "plain",
 ) -> Tape | None:
     """Every kernel of `model.loss`, or of the decoding step of token `seq_len`; None if a part has no trace."""
     depth, layout = cfg.depth_config(), cfg.layout()
@@ -21,7 +26,7 @@ def traced(
         return None
     item = DTYPES[dtype].itemsize
     state = 8 if dtype == "float64" else DTYPES[layout.state_dtype].itemsize
-    t = Tape(batch_size, seq_len, decoding, item, state)
+    t = Tape(batch_size, seq_len, decoding, item, state, backend=backend)
     cores: list[list[Core]] = [
         [_core(core, Place(layout, b, depth.core_options_at(layout, b, i)), t) for i, core in enumerate(row)]
         for b, row in enumerate(cfg.block_configs())

@@ -34,7 +34,7 @@ from twoaxis.cost.simulate import simulate
 from twoaxis.cost.works import Work, works
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
-from twoaxis.tape import Tape
+from twoaxis.tape import Backend, Tape
 
 ADAMW_ARRAYS = 7  # weight, gradient and two moments read, three of them written, in float32
 
@@ -110,6 +110,8 @@ def times(
         computing = work.flops / machine.matrix_rate(dtype, work.flops) if work.product else 0.0
         if work.batched and machine.batched_tflops:
             computing = work.flops / (1e12 * machine.batched_tflops)
+        if work.native and machine.native_tflops:
+            computing = work.flops / (1e12 * machine.native_tflops)
         if work.product and work.exponentials:  # attention does one after the other
             arithmetic += computing + moving
         elif computing > moving:
@@ -123,7 +125,8 @@ def times(
 
 def tape_of(model: ModelConfig, load: Load) -> Tape:
     """The model's pass; InputError for a method that does not say what it does."""
-    t = traced(model, load.batch_size, load.seq_len, load.dtype, load.decoding)
+    backend: Backend = "native" if load.execution == "native" else "plain"
+    t = traced(model, load.batch_size, load.seq_len, load.dtype, load.decoding, backend)
     if t is None:
         raise InputError(f"{model.depth}: its time is not known, {model.depth_config().untraced}")
     return t

@@ -23,6 +23,7 @@ from twoaxis.cost.counts import NOTHING, counts, recomputed_bytes
 from twoaxis.cost.passes import traced
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
+from twoaxis.tape import Backend
 from twoaxis.types import DTYPES, Cost, Shape
 
 Phase = Literal["training", "decoding"]
@@ -41,6 +42,7 @@ def cost(
     dtype: str = "float32",
     max_rollback: int = 0,
     phase: Phase = "training",
+    backend: Backend = "plain",
 ) -> Cost:
     """What a model costs on `batch_size` rows of `seq_len` tokens, without building it.
 
@@ -49,7 +51,10 @@ def cost(
     block hands on, at the block boundary where that is largest. by_part: the same counts of "embedding",
     "head", "depth" and each kind of core summed over blocks. dtype: of the weights, and so of the cache.
     phase: "training" counts a whole step, "decoding" the forward pass of the seq_len-th token of each row
-    from its cache. docs/guides/cost.md says what each field counts and what it is held to.
+    from its cache. backend: what computes the operators, of saved bytes and of bytes and launches kernel by kernel:
+    "plain" is PyTorch's own operations, "native" this package's kernels for CPUs where they cover a call
+    (TWOAXIS_BACKEND; FLOPs and the fused limit know no backend). docs/guides/cost.md says what each field counts
+    and what it is held to.
 
     Raises InputError for sizes below 1 and unknown dtypes.
     """
@@ -60,6 +65,8 @@ def cost(
         raise InputError(f"dtype={dtype!r}: allowed is {' or '.join(DTYPES)}")
     if phase not in get_args(Phase):
         raise InputError(f"phase={phase!r}: allowed is 'training' or 'decoding'")
+    if backend not in get_args(Backend):
+        raise InputError(f"backend={backend!r}: allowed is 'plain' or 'native'")
     if type(max_rollback) is not int or max_rollback < 0:
         raise InputError(f"max_rollback={max_rollback!r}: allowed is an integer of 0 or more")
     shape = Shape(
@@ -84,7 +91,7 @@ def cost(
         parts[name] = replace(
             part, gradient_bytes=part.parameters * item, optimizer_bytes=2 * part.parameters * item
         )
-    tape = traced(cfg, batch_size, seq_len, dtype, phase == "decoding")
+    tape = traced(cfg, batch_size, seq_len, dtype, phase == "decoding", backend)
     if tape is None:
         return replace(sum(parts.values(), start=Cost()), by_part=parts)
     found = counts(tape)

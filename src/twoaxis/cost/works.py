@@ -1,6 +1,7 @@
 """What a device is given to do: kernels as FLOPs, bytes and launches, forward and backward, from a pass's tape.
 
 eager   each step of the plain path is a kernel, or several, as torch runs it
+native  the same, but where an operator of ours has a kernel for CPUs, forward and backward are one each
 fused   what lies between two matrix products is one kernel that moves each array once: the limit of a compiler
 """
 
@@ -12,17 +13,18 @@ from typing import Literal
 from twoaxis.cost.fused import fused, groups
 from twoaxis.tape import PASSING, Array, Kernel, Tape
 
-Execution = Literal["eager", "fused"]
+Execution = Literal["eager", "native", "fused"]
 NONLINEAR = ("softmax", "log_softmax", "silu", "gelu", "sigmoid", "tanh")
 BATCHED = ("matmul", "stream_read", "stream_mix", "stream_write")  # a small matrix for each token
-AGAIN = ("sdpa", "silu", "gelu")  # whose backward pass takes their exponentials again
+ATTENTION = ("sdpa", "native attention")
+AGAIN = (*ATTENTION, "silu", "gelu")  # whose backward pass takes their exponentials again
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """One step: FLOPs, bytes moved by `launches` kernels, exponentials, and whether it runs on matrix units.
 
-    batched: it multiplies a small matrix for each token.
+    batched: it multiplies a small matrix for each token. native: it is a kernel of this package for CPUs.
     """
 
     part: str
@@ -32,10 +34,11 @@ class Work:
     launches: int
     exponentials: float = 0.0
     batched: bool = False
+    native: bool = False
 
 
 def works(t: Tape, execution: Execution) -> tuple[list[Work], list[Work]]:
-    """(forward, backward) of a tape; a backward pass that begins with a forward one has its kernels too."""
+    """(forward, backward) of a tape of that backend; a network that runs again does so in its backward pass."""
     if execution == "fused":
         forward, backward = _fused(t)
         again = forward[: len(groups(t.kernels[: t.again[1]]))] if t.again else []
@@ -64,6 +67,7 @@ def _forward(kernel: Kernel) -> Work:
         kernel.launches,
         _exponentials(kernel),
         kernel.name in BATCHED,
+        kernel.native,
     )
 
 
@@ -73,34 +77,32 @@ def _backward(t: Tape) -> list[Work]:
     found, reached = [], set[Array]()
     for kernel in reversed(t.kernels):
         inputs = [x for x in kernel.inputs if not x.constant]
-        launches = moved = 0
-        if inputs and kernel.name not in PASSING:
-            launches = len(inputs) if kernel.product else min(len(inputs), kernel.launches)
-            moved = (
-                _gradients(kernel.outputs[:1]) * max(1, launches) + _bytes(kernel.keep) + _gradients(inputs)
-            )
+        launches, moved = _differentiated(kernel, inputs)
         for x in inputs:
             if x in reached:
                 launches, moved = launches + 1, moved + 3 * x.grad_nbytes
             reached.add(x)
         exponentials = _exponentials(kernel) if kernel.name in AGAIN else 0.0
+        batched, flops = kernel.name in BATCHED, kernel.flops * kernel.back
         found.append(
-            Work(
-                kernel.part,
-                kernel.product,
-                kernel.flops * kernel.back,
-                moved,
-                launches,
-                exponentials,
-                kernel.name in BATCHED,
-            )
+            Work(kernel.part, kernel.product, flops, moved, launches, exponentials, batched, kernel.native)
         )
     return found
 
 
+def _differentiated(kernel: Kernel, inputs: list[Array]) -> tuple[int, int]:
+    """(launches, bytes) of a kernel's own backward pass, to the gradients of these inputs."""
+    if not inputs or kernel.name in PASSING:
+        return 0, 0
+    launches = len(inputs) if kernel.product else min(len(inputs), kernel.launches)
+    reads = 1 if kernel.native else launches  # of its result's gradient
+    moved = _gradients(kernel.outputs[:1]) * reads + _bytes(kernel.keep) + _gradients(inputs)
+    return kernel.back_launches if kernel.native else launches, moved
+
+
 def _exponentials(kernel: Kernel) -> float:
     """Of attention over tokens, one a visible pair and head: FLOPs are 4 D of each; and of softmaxes."""
-    if kernel.name == "sdpa":
+    if kernel.name in ATTENTION:
         y, lse = kernel.outputs[:2]  # (B, T, H D), (B, H, T)
         return kernel.flops / (4 * y.numbers / lse.numbers)
     return (

@@ -30,9 +30,11 @@ class AttnResTrace(Trace):
         if cfg.query == "input":
             query = t.linear(t.norm(t.cast(sources[-1], t.wide), gain=False), rank)
         if rank == d:
-            return traced.depth_read(t, query, sources, normed=True, heads=cfg.heads)
+            return traced.depth_read(
+                t, query, sources, normed=True, heads=cfg.heads, gain=cfg.key_gain, output_norm=True
+            )
         keys = [x.view(rank) for x in sources]
-        weights = traced.depth_read(t, query, keys, normed=True, weights_only=True)
+        weights = traced.depth_read(t, query, keys, normed=True, weights_only=True, gain=cfg.key_gain)
         return t.norm(traced.mix(t, sources, [weights], by_token=True))
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, None]:

@@ -30,7 +30,7 @@ class DCATrace(Trace):
         gate = t.weight(reads * d)
         if self.cfg.gate_norm:
             gate = t.run("mul", (gate, t.weight(d)), t.table(reads * d))
-        return traced.gated_mix(t, sources, reads, gate)
+        return traced.gated_mix(t, sources, reads, gate, self.cfg.gate_norm)
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
         if index == 0:

@@ -68,7 +68,7 @@ class DDLTrace(Trace):
             return traced.delta_rewrite(t, state, y, v, beta, number)
         X, h = t.cast(state, t.wide), t.cast(y, t.wide)
         length, k = t.array(1, t.wide), t.like(h)
-        t.run("length", (h,), length, keep=(h, length), launches=4)
+        t.run("length", (h,), length, keep=(h, length), launches=5)
         t.run("unit", (h, length), k, keep=(h, length))
         step = t.times(beta, v)
         made = t.run("write", (X, k, step), t.like(X), keep=(k, step), flops=2 * X.numbers)

@@ -31,7 +31,11 @@ class DeltaTrace(Trace):
             sources = [t.times(g, v) for v in sources]
         if len(sources) == 1:
             return [self.gated(sources[0], H)]
-        reads = [traced.depth_read(t, t.weight(H.width), sources, normed=True) for _ in range(1 + of_values)]
+        gain = self.cfg.key_gain
+        reads = [
+            traced.depth_read(t, t.weight(H.width), sources, normed=True, gain=gain)
+            for _ in range(1 + of_values)
+        ]
         return [self.gated(read, H) for read in reads]
 
     def gated(self, read: Array, H: Array) -> Array:

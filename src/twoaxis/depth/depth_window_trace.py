@@ -41,7 +41,7 @@ class DepthWindowTrace(Trace):
         if cfg.position == "rope":
             keys = [t.linear(t.cast(x, t.itemsize), d) for x in seen]
             angles = [t.table(n * width // 2, max(4, t.itemsize), constant=True) for _ in range(2)]
-            t.run("angles", (), *angles, launches=9)
+            t.run("angles", (), *angles, launches=10)
             query, *keys = [
                 t.run("rotate", (x, *angles), t.like(x), keep=angles, launches=5) for x in (q, *keys)
             ]

@@ -13,7 +13,8 @@ class DynamicWindowTrace(DepthWindowTrace):
     """Reads of a window of block states, and for each token the numbers that hide the older ones."""
 
     def open(self, x: Array) -> Any:
-        return {**super().open(x), "share": self.t.array(1, self.t.wide, constant=True)}
+        share = self.t.array(1, self.t.wide, constant=True)
+        return {**super().open(x), "share": self.t.run("zeros", (), share)}
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
         x, share = state.get("stream"), state["share"]
@@ -30,7 +31,7 @@ class DynamicWindowTrace(DepthWindowTrace):
         """K_t, and log m of n states."""
         t, gates = self.t, self.cfg.form == "gates"
         scores = t.linear(t.norm(t.cast(h, t.wide), gain=False), n - 1 if gates else 1, bias=True)
-        own = t.table(1, t.wide, constant=True)
+        own = t.run("zeros", (), t.table(1, t.wide, constant=True))
         if gates:
             buffer = t.like(scores)
             opened = t.run("logsigmoid", (scores,), t.like(scores), buffer, keep=(scores, buffer))
@@ -38,7 +39,7 @@ class DynamicWindowTrace(DepthWindowTrace):
             K = t.run("sum", (t.map("exp", logs, keep="output"),), t.array(1, t.wide), launches=2)
             return K, [own, *(logs.view(1) for _ in range(n - 1))]
         sigmoid = t.map("sigmoid", scores, keep="output")
-        K = t.run("scale", (sigmoid,), t.like(sigmoid), launches=2)
+        K = t.run("scale", (sigmoid,), t.like(sigmoid), launches=3)  # and the widest of them
         return K, [own, *(self.log_mask(K) for _ in range(n - 1))]
 
     def log_mask(self, K: Array) -> Array:

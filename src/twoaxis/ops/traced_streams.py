@@ -52,7 +52,7 @@ def stream_read(t: Tape, streams: Array, d: int, weights: Array, number: int) ->
         keep=(*keep, weights),
         rebuilt=again,
         flops=2 * streams.numbers,
-        launches=2,
+        launches=8,
         moved=streams.nbytes + 3 * made.nbytes,
         back=1 + (not weights.constant),
     )
@@ -67,7 +67,10 @@ def stream_write(
         keep, again = rebuilt_keep(streams, number, STRIDE)
         flops = 2 * streams.numbers * (streams.width // branch.width)
         mixed = Array(streams.numbers, streams.width, t.wide)
-        t.run("stream_mix", (mixing, streams), mixed, keep=(*keep, mixing), rebuilt=again, flops=flops)
+        copied, kept = mixing.base is not None, (*keep, mixing)  # a view is made contiguous
+        t.run(
+            "stream_mix", (mixing, streams), mixed, keep=kept, rebuilt=again, flops=flops, launches=1 + copied
+        )
     made = t.like(streams)
     return t.run(
         "stream_write",
@@ -75,5 +78,6 @@ def stream_write(
         made,
         keep=(weights, branch),
         flops=2 * streams.numbers,
+        launches=1 + (weights.base is not None),
         back=1 + (not weights.constant),
     )

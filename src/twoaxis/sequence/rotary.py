@@ -39,7 +39,7 @@ def trace_rotation(t: Tape, xs: tuple[Array, Array], heads: tuple[int, int], rot
     """`rotate` in sizes alone, of queries and keys; the angles' cos and sin are kept."""
     rows = 1 if t.decoding else t.seq_len
     angles = [t.table(rows * rotated // 2, max(4, t.itemsize), constant=True) for _ in range(2)]
-    t.run("angles", (), *angles, launches=9)
+    t.run("angles", (), *angles, launches=10)
     whole = [x.width == h * rotated for x, h in zip(xs, heads, strict=True)]
     return [
         t.run("rotate", (x, *angles), t.like(x), keep=angles, launches=5 if w else 6, moved=7 * x.nbytes)

@@ -102,7 +102,12 @@ class ShortSWAConfig(AttentionConfig):
 
     def extras(self, t: Tape, layout: Layout) -> dict[str, Any]:
         plain = not self.sink and self.position != "bias" and self.field == "sliding"
-        return {"plain": plain, "sink_tokens": self.sink_tokens, "reach": self.field != "sliding"}
+        return {
+            "plain": plain,
+            "biased": self.position == "bias",
+            "sink_tokens": self.sink_tokens,
+            "reach": self.field != "sliding",
+        }
 
     def extra_parameters(self, layout: Layout) -> int:
         h, _, _ = self.heads(layout)

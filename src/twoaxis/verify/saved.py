@@ -21,8 +21,8 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = 
     """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
 
     With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them, and with a
-    history of "recompute" the embeddings. Operators run by default
-    plainly: a configuration cannot know whether a machine has their kernels.
+    history of "recompute" the embeddings. backend: of the operators; a configuration cannot know whether a machine has
+    the native one.
     """
     own = {_place(p) for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice

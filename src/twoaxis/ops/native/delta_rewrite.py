@@ -11,7 +11,7 @@ from ..rebuilt import Place
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
-_CHANNELS = (1, 2, 4, 8)  # they divide a vector of any width
+CHANNELS = (1, 2, 4, 8)  # they divide a vector of any width
 
 
 class _Call(ctypes.Structure):
@@ -27,7 +27,7 @@ class _Call(ctypes.Structure):
 
 def covers(state: Tensor, direction: Tensor, m: int) -> bool:
     """Whether the kernel has this many channels and these dtypes: the state's holds the direction's."""
-    return m in _CHANNELS and torch.promote_types(state.dtype, direction.dtype) == state.dtype
+    return m in CHANNELS and torch.promote_types(state.dtype, direction.dtype) == state.dtype
 
 
 def rewritten(

@@ -10,7 +10,7 @@ from torch import Tensor, empty
 from .. import choice
 from ..precision import few
 from .call import checked
-from .delta_rewrite import _CHANNELS
+from .delta_rewrite import CHANNELS
 from .few_tokens import UncoveredError, at
 
 _FLOAT = torch.float32
@@ -56,7 +56,7 @@ def write(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor, eps: fl
     if library is None or not few((state,)):
         return None
     (*lead, d), m = direction.shape, state.shape[-1] if state.ndim > direction.ndim else 1
-    if m not in _CHANNELS:
+    if m not in CHANNELS:
         return None
     try:
         x = at(state, *lead, d, m) if state.ndim > direction.ndim else at(state, *lead, d)

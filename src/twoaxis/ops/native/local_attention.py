@@ -11,7 +11,7 @@ from ..first_order import first_order
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
-_WIDEST = 256  # the kernel's own limit of D
+WIDEST = 256  # the kernel's own limit of D
 
 
 class _View(ctypes.Structure):
@@ -33,7 +33,7 @@ class _Call(ctypes.Structure):
 
 def covers(q: Tensor, sink_tokens: int, position_bias: Tensor | None, reach: Tensor | None) -> bool:
     """Whether the kernel has these options."""
-    return sink_tokens == 0 and position_bias is None and reach is None and 0 < q.shape[-1] <= _WIDEST
+    return sink_tokens == 0 and position_bias is None and reach is None and 0 < q.shape[-1] <= WIDEST
 
 
 def pays(q: Tensor, k: Tensor, window: int | None) -> bool:
