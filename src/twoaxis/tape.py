@@ -105,6 +105,7 @@ class Tape:
     part: str = ""
     kernels: list[Kernel] = field(default_factory=list)
     boundaries: list[tuple[int, tuple[Array, ...]]] = field(default_factory=list)
+    lasting: list[tuple[bool, ...]] = field(default_factory=list)
     again: tuple[int, int] | None = None
     entry: Array | None = None
     backend: Backend = "plain"
@@ -240,9 +241,10 @@ class Tape:
         noise = self.like(x)
         return self.run("dropout", (x,), self.like(x), noise, keep=(noise,), launches=3)
 
-    def boundary(self, state: Sequence[Array]) -> None:
-        """A block begins (or the last one ended) with this state."""
+    def boundary(self, state: Sequence[Array], lasting: Sequence[bool]) -> None:
+        """A block begins (or the last one ended) with this state. lasting: whose name is one value at all depths."""
         self.boundaries.append((len(self.kernels), tuple(state)))
+        self.lasting.append(tuple(lasting))
 
     def saved(self, start: int = 0, stop: int | None = None, alone: bool = False) -> dict[Array, str]:
         """What kernels start..stop-1 keep for backward, every array once, with the part that keeps it first.

@@ -8,6 +8,7 @@ import torch
 import twoaxis
 from configurations import SEQUENCES, VARIANTS, Case, depths, fits, method_of, tokens
 from twoaxis import InputError, ModelConfig
+from twoaxis.cost import boundaries
 from twoaxis.depth import named_tensors
 from twoaxis.parallel import check_schedule, plan_pipeline
 from twoaxis.parallel.recompute import recompute
@@ -96,6 +97,30 @@ def test_a_state_holds_only_what_a_later_layer_reads_and_names_what_never_change
         for name, tensor in named.items():
             if model.stream.unchanging(name):
                 assert torch.equal(numbered.setdefault(name, tensor), tensor)
+
+
+@pytest.mark.parametrize(("ranks", "virtual"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "depth", [d if "(" not in d else pytest.param(d, marks=pytest.mark.full) for d in depths()]
+)
+def test_the_cost_models_boundaries_are_the_plans(depth, ranks, virtual):
+    plan = planned(depth, ranks, virtual)
+    cuts = [link.boundary.depth for link in plan.links]
+    rows = boundaries(plan.cfg, SHAPE["batch_size"], SHAPE["seq_len"], cuts, ranks)
+    for name in ("full", "cached"):  # a plan leaves out a transport that sends what "full" does
+        planned_bytes = [link.nbytes.get(name, link.nbytes["full"]) for link in plan.links]
+        assert [row.sent[name] for row in rows] == planned_bytes, name
+    pushed = [link.nbytes.get("push", link.nbytes["full"]) for link in plan.links]
+    assert sum(row.sent["push"] for row in rows) <= sum(pushed)  # a plan pushes from one link on
+    if plan.transport == "push":
+        late = [
+            (row.sent["push"], n) for row, n, link in zip(rows, pushed, plan.links) if link.boundary.pushed
+        ]
+        assert late
+        assert all(own == planned for own, planned in late)
+    if not plan.cfg.depth_config().pushes:
+        assert "push" not in plan.links[0].nbytes
+        assert all(row.sent["push"] == row.sent["window"] for row in rows)
 
 
 def test_auto_takes_the_fewest_bytes_and_the_simplest_of_equals():

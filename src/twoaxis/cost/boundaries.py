@@ -2,9 +2,12 @@
 
 full      every array of the state, by name (one under two names counts twice)
 window    those that later blocks read, each once
-cached    those that the receiving rank has not seen in an earlier stage of its own
-push      arrays that are only summed by weights of readers and sources alone become one sum for each later
-          reader, where these are fewer
+cached    those that the receiving rank has not seen, under a name that is one value at all depths, in an earlier
+          stage of its own
+push      sources of methods that can be summed ahead become one sum for each later reader, where these are fewer
+
+These are the bytes that `parallel.plan_pipeline` plans (tests hold the two together, and the plan to what is sent). A
+plan pushes from one link on; here each boundary is by itself.
 """
 
 from __future__ import annotations
@@ -54,16 +57,17 @@ def boundaries(
         raise InputError(
             f"what {cfg.depth} sends is not known from its options: {cfg.depth_config().untraced}"
         )
+    pushes = cfg.depth_config().pushes
     return [
-        Boundary(cut, len(set(t.boundaries[cut][1])), _sent(t, list(cuts), s, ranks))
+        Boundary(cut, len(set(t.boundaries[cut][1])), _sent(t, list(cuts), s, ranks, pushes))
         for s, cut in enumerate(cuts)
     ]
 
 
-def largest(t: Tape) -> dict[str, int]:
-    """The largest boundary of a pass by transport, both ends of the network included."""
+def largest(t: Tape, pushes: bool) -> dict[str, int]:
+    """The largest boundary of a pass by transport, both ends of the network included. pushes: of the method."""
     uses = Uses(t)
-    found = [_planned(t, uses, block) for block in range(len(t.boundaries))]
+    found = [_planned(t, uses, block, pushes) for block in range(len(t.boundaries))]
     return {name: max(one[name] for one in found) for name in ("full", "window", "push")}
 
 
@@ -89,22 +93,29 @@ class Uses:
         return [x for x in _state(t, block) if self.last.get(x.root, -1) >= start]
 
 
-def _sent(t: Tape, cuts: list[int], s: int, ranks: int | None) -> dict[str, int]:
+def _sent(t: Tape, cuts: list[int], s: int, ranks: int | None, pushes: bool) -> dict[str, int]:
     seen: set[Array] = set()
     for earlier in range(s + 1 - ranks, -1, -ranks) if ranks else ():  # earlier stages of the receiving rank
-        seen |= {*_state(t, cuts[earlier]), *_state(t, cuts[earlier - 1] if earlier else 0)}
-    uses = Uses(t)
-    new = [x for x in uses.live(t, cuts[s]) if x not in seen]
-    return {**_planned(t, uses, cuts[s]), "cached": _bytes(new)}
+        seen |= {*_lasting(t, cuts[earlier]), *_lasting(t, cuts[earlier - 1] if earlier else 0)}
+    crossing = zip(t.boundaries[cuts[s]][1], t.lasting[cuts[s]], strict=True)
+    new = [x for x, lasting in crossing if not (lasting and x in seen)]
+    return {**_planned(t, Uses(t), cuts[s], pushes), "cached": _bytes(new)}
 
 
-def _planned(t: Tape, uses: Uses, block: int) -> dict[str, int]:
+def _planned(t: Tape, uses: Uses, block: int, pushes: bool) -> dict[str, int]:
     live, start = uses.live(t, block), t.boundaries[block][0]
+    full, window = _bytes(t.boundaries[block][1]), _bytes(live)
+    if not pushes:
+        return {"full": full, "window": window, "push": window}
     summed = [x for x in live if uses.last_other.get(x.root, -1) < start]
     later = {number for x in summed for number in uses.sums[x.root] if number >= start}
     sums = sum(x.nbytes for number in later for x in t.kernels[number].outputs)
-    pushed = _bytes(live) - _bytes(summed) + min(_bytes(summed), sums)
-    return {"full": _bytes(t.boundaries[block][1]), "window": _bytes(live), "push": pushed}
+    return {"full": full, "window": window, "push": window - _bytes(summed) + min(_bytes(summed), sums)}
+
+
+def _lasting(t: Tape, block: int) -> list[Array]:
+    """The arrays of a state that never change."""
+    return [x for x, lasting in zip(t.boundaries[block][1], t.lasting[block], strict=True) if lasting]
 
 
 def _state(t: Tape, block: int) -> list[Array]:

@@ -26,7 +26,7 @@ def sent_bytes(model: ModelConfig, t: Tape, load: Load, mesh: Mesh) -> int:
     if mesh.pp == 1:
         return 0
     if load.decoding:
-        found = largest(t)
+        found = largest(t, model.depth_config().pushes)
         return min(found.values()) // (mesh.tp * mesh.cp)
     cuts = [model.n_blocks // mesh.pp * s for s in range(1, mesh.pp)]
     rows = boundaries(model, load.batch_size, load.seq_len, cuts, dtype=load.dtype)

@@ -100,8 +100,13 @@ def cost(
         parts[name] = replace(part, **stated)
     if phase == "decoding":
         parts = {name: replace(part, **FORWARD_ONLY) for name, part in parts.items()}
-        return replace(sum(parts.values(), start=Cost()), boundary_bytes=largest(tape), by_part=parts)
+        return replace(
+            sum(parts.values(), start=Cost()), boundary_bytes=largest(tape, depth.pushes), by_part=parts
+        )
     total = sum(parts.values(), start=Cost())
     return replace(
-        total, recomputed_bytes=recomputed_bytes(tape), boundary_bytes=largest(tape), by_part=parts
+        total,
+        recomputed_bytes=recomputed_bytes(tape),
+        boundary_bytes=largest(tape, depth.pushes),
+        by_part=parts,
     )

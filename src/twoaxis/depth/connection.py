@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.depth.history import unchanging
 from twoaxis.depth.history_spec import parse_history, settled
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -38,6 +39,11 @@ class DepthConfig(spec.Config):
     keeps_history: ClassVar[bool] = False  # whether `History` holds its earlier layers
     trace: ClassVar[Any] = None  # trace(cfg, layout, tape) -> Trace
     untraced: ClassVar[str] = "it has no trace, which would say what it runs"
+
+    @property
+    def pushes(self) -> bool:
+        """Whether a pipeline may sum sources ahead for their readers: its stream says which (`Stream.loose`)."""
+        return False
 
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """What the method costs over the whole network, its pre-norms and final norm included."""
@@ -89,7 +95,7 @@ class Stream(nn.Module, ABC):
 
     def unchanging(self, name: str) -> bool:
         """Whether a name in the state is one value at all depths: by default those that end in a number are."""
-        return name.rpartition(".")[2].isdigit()
+        return unchanging(name)
 
     def loose(self, depth: int) -> frozenset[int] | None:
         """Sources at a boundary that others than a `Reader` still read, by depth index; None: not only some.

@@ -88,6 +88,10 @@ class DCA(Connection, Reader):
             pooled = self.pooled(depth + 1)
             return {**specs, f"middle.{pooled}": tensor} if pooled else specs
 
+        @property
+        def pushes(self) -> bool:
+            return self.k is None
+
         def coordinates(self) -> Coordinates:
             gated = self.grn == "v3"
             return Coordinates(

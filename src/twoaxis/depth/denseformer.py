@@ -92,6 +92,10 @@ class DenseFormer(Connection, Reader):
                 **source_specs("sources", self.kept(depth, layout.n_blocks), tensor, layout),
             }
 
+        @property
+        def pushes(self) -> bool:
+            return True
+
         def coordinates(self) -> Coordinates:
             return Coordinates(
                 source="stream",

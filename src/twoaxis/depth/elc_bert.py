@@ -70,6 +70,10 @@ class ELCBert(Connection, Reader):
             last = depth == layout.n_blocks and self.variant != "weighted_output"
             return source_specs("sources", self.kept(depth, layout.n_blocks), tensor, layout, carried=last)
 
+        @property
+        def pushes(self) -> bool:
+            return True
+
         def coordinates(self) -> Coordinates:
             return Coordinates(
                 source="branch",

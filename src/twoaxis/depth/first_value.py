@@ -157,6 +157,9 @@ class FirstValueTrace(Trace):
     def open(self, x: Array) -> State:
         return {"stream": x}
 
+    def unchanging(self, name: str) -> bool:
+        return name == "value"
+
     def values(self, first: Array, own: Array | None, x: Array) -> Array:
         """V' from V_1, an attention's own V and its input."""
         return first

@@ -118,6 +118,11 @@ pytree.register_pytree_node(
 )
 
 
+def unchanging(name: str) -> bool:
+    """Whether a name in a state is one value at all depths: those that end in a number are."""
+    return name.rpartition(".")[2].isdigit()
+
+
 def newest(count: int, window: int | None) -> range:
     """Which of `count` sources a read sees through a window of so many, None of all."""
     return range(0 if window is None else max(0, count - window), count)

@@ -129,6 +129,9 @@ class ScalarTrace(Trace):
 
     cfg: ResidualScalars.Config
 
+    def unchanging(self, name: str) -> bool:
+        return name == "embedding"
+
     def open(self, x: Array) -> State:
         return {"stream": x, "embedding": x} if self.cfg.reads(self.layout) else {"stream": x}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-from twoaxis.depth.history import History
+from twoaxis.depth.history import History, unchanging
 from twoaxis.depth.history_spec import parse_history
 from twoaxis.tape import Array, Tape
 from twoaxis.types import Layout, Reads
@@ -39,6 +39,10 @@ pytree.register_pytree_node(
     lambda sources: (list(sources.sources), None),
     lambda arrays, _: Sources(tuple(arrays)),
     serialized_type_name="twoaxis.depth.trace.Sources",
+    flatten_with_keys_fn=lambda sources: (
+        [(pytree.MappingKey(n), x) for n, x in zip(sources.names(), sources.sources, strict=True)],
+        None,
+    ),
 )
 
 
@@ -51,6 +55,10 @@ class Trace:
     def sources(self) -> History:
         """The history before anything is pushed."""
         return Sources(dtype=parse_history(self.layout.history).dtype, tape=self.t)
+
+    def unchanging(self, name: str) -> bool:
+        """Whether a name in the state is one value at all depths, as `Stream.unchanging` says."""
+        return unchanging(name)
 
     def open(self, x: Array) -> Any:
         """The first state, from embeddings."""
@@ -84,8 +92,15 @@ def run(trace: Trace, x: Array, cores: Sequence[Sequence[Core]]) -> Array:
     with t.of("depth"):
         state = trace.open(x)
         for block, row in enumerate(cores):
-            t.boundary(pytree.tree_leaves(state))
+            _note(trace, state)
             for index, core in enumerate(row):
                 state = trace.sublayer(state, core, block, index)
-        t.boundary(pytree.tree_leaves(state))
+        _note(trace, state)
         return trace.close(state)
+
+
+def _note(trace: Trace, state: Any) -> None:
+    """A boundary with this state."""
+    leaves, _ = pytree.tree_flatten_with_path(state)
+    names = [str(getattr(path[-1], "key", "")) if path else "" for path, _ in leaves]
+    trace.t.boundary([x for _, x in leaves], [trace.unchanging(name) for name in names])

@@ -61,6 +61,10 @@ class VerticalAttention(Connection, Reader):
                 return {"output": tensor}
             return source_specs("sources", newest(depth + 1, self.window_blocks), tensor, layout)
 
+        @property
+        def pushes(self) -> bool:
+            return True
+
         def coordinates(self) -> Coordinates:
             return Coordinates(
                 source="block output" if self.block_residual else "branch",
