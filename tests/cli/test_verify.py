@@ -148,7 +148,7 @@ KERNELS = (
     "local_attention",
     "few_tokens",
     "delta_step",
-    "mhc_step",
+    "streams_step",
     "gates_step",
 )
 STEPS = (
@@ -159,6 +159,7 @@ STEPS = (
     "delta_rewrite",
     "ddl",
     "mhc",
+    "hyper",
     "soft_window",
     "axis_gate",
 )

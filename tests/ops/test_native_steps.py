@@ -7,11 +7,11 @@ from native_cases import needs_kernel
 from torch import randn
 
 from twoaxis.ops import delta_rewrite, reference, reference_steps
-from twoaxis.ops.native import delta_step, gates_step, mhc_step
+from twoaxis.ops.native import delta_step, gates_step, streams_step
 
 pytestmark = [
     needs_kernel("delta_step"),
-    needs_kernel("mhc_step"),
+    needs_kernel("streams_step"),
     needs_kernel("delta_rewrite"),
     needs_kernel("gates_step"),
 ]
@@ -75,7 +75,17 @@ def test_mhc_read(n, d, lead):
         inputs = (randn(*lead, n, d), phi, randn(2 + mixes), randn(count), randn(d))
         options = {"iterations": iterations, "rows_last": rows_last}
         options |= {"norm_eps": 1e-6, "output_eps": 1e-5, "write_scale": 2.0}
-        agree(mhc_step.read(*inputs, **options), reference_steps.mhc_read(*double(inputs), **options))
+        agree(streams_step.mhc_read(*inputs, **options), reference_steps.mhc_read(*double(inputs), **options))
+
+
+@LEADS
+@WIDTHS
+@pytest.mark.parametrize("n", [1, 4, 5])
+@pytest.mark.parametrize("tanh", [True, False])
+def test_hyper_read(tanh, n, d, lead):
+    inputs = (randn(*lead, n, d), randn(n, n + 2), randn(d, n + 2) / d**0.5, (randn(()), randn(())), randn(d))
+    options = {"tanh": tanh, "norm_eps": 1e-5, "output_eps": 1e-6}
+    agree(streams_step.hyper_read(*inputs, **options), reference_steps.hyper_read(*double(inputs), **options))
 
 
 @LEADS
@@ -105,7 +115,7 @@ def test_logits_too_far_apart_are_left_to_the_plain_way():
     bias[-1] = -300
     inputs = (randn(1, 1, 2, 6), torch.zeros(12, 8), torch.ones(3), bias, torch.ones(6))
     options = {"iterations": 20, "rows_last": True, "norm_eps": 1e-6, "output_eps": 1e-6, "write_scale": 2.0}
-    assert mhc_step.read(*inputs, **options) is None
+    assert streams_step.mhc_read(*inputs, **options) is None
 
 
 @pytest.mark.parametrize("why", ["float64", "strided", "gradients", "plain", "no token"])

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.trace import Trace
+from twoaxis.depth.hyper_trace import HyperTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import stream_read, stream_scores, stream_write, traced_streams
+from twoaxis.ops import stream_read, stream_scores, stream_write
+from twoaxis.ops.native.few_tokens import folds
+from twoaxis.ops.native.streams_step import hyper_read
 from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
-from twoaxis.tape import Array
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -139,7 +140,20 @@ class HyperConnections(Connection):
         scale = cast(torch.where(self.is_alpha, self.s_alpha, self.s_beta), dtype)
         return torch.addcmul(static, scale, change.tanh() if self.cfg.tanh else change)
 
+    def step(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """norm(A_m^T H), B (N, n, 1) and A_r^T H (N, n, d) in one call, in a step of decoding; None: by `weights`."""
+        if not self.cfg.dynamic or self.gain is not None or not folds(self.norm):
+            return None
+        scales, eps = (self.s_alpha, self.s_beta), self.layout.norm_eps
+        options = {"norm_eps": eps, "output_eps": self.norm.eps}
+        return hyper_read(
+            H, self.static, self.dynamic, scales, self.norm.weight, tanh=self.cfg.tanh, **options
+        )
+
     def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
+        if (found := self.step(state)) is not None:
+            h, B, mixed = found
+            return Reads(h), (mixed, B)
         with full_precision(state):
             weights = self.weights(state)
             if few((state,)):
@@ -199,49 +213,6 @@ class HyperStream(Stream):
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         layout = self.layout
         return {"stream": TensorSpec((batch_size, seq_len, self.streams, layout.d_model), layout.state_dtype)}
-
-
-class HyperTrace(Trace):
-    """The same in sizes alone."""
-
-    cfg: Any
-
-    def open(self, x: Array) -> State:
-        return self.t.run("repeat", (x,), self.t.array(x.width * self.cfg.streams, x.itemsize))
-
-    def read(self, state: State, block: int, index: int) -> tuple[Any, Any]:
-        n, number = self.cfg.streams, self.layout.sublayer(block, index)
-        weights = self.weights(state, number)
-        x = traced_streams.stream_read(self.t, state, self.layout.d_model, weights.view(n), number)
-        return Reads(x), (weights.view(n * n), weights.view(n))  # type: ignore[arg-type]
-
-    def weights(self, H: Array, number: int) -> Array:
-        """Of every token, from the streams before sublayer `number`."""
-        t, n, d = self.t, self.cfg.streams, self.layout.d_model
-        if not self.cfg.dynamic:
-            return t.weight(n * (n + 2))
-        if self.cfg.norm == "layer":
-            change = traced_streams.stream_scores(t, H, d, n + 2, number)
-        else:
-            H = t.cast(H, t.wide)
-            gain = t.run("add", (t.weight(d),), t.table(d, t.wide))
-            matrix = t.run("mul", (gain,), t.table(d * (n + 2), t.wide), keep=(gain,))
-            length = t.array(n, t.wide)
-            t.run("length", (H,), length, keep=(H, length), launches=2)
-            inverse = t.map("reciprocal", length, keep="output")
-            factor = t.map("scale", inverse, keep="nothing")
-            change = t.times(t.linear(H, n + 2, of=d, weight=matrix), factor)
-        columns = t.table(n + 2, 1, constant=True)
-        scale = t.run("where", (columns,), t.table(n + 2, t.wide), keep=(columns,))
-        change = t.map("tanh", change, keep="output") if self.cfg.tanh else change
-        return t.run("addcmul", (scale, change), t.like(change), keep=(scale, change))
-
-    def write(self, state: State, carry: Any, y: Array, block: int, index: int) -> State:
-        number = self.layout.sublayer(block, index)
-        return traced_streams.stream_write(self.t, state, carry[0], carry[1], y, number)
-
-    def close(self, state: State) -> Array:
-        return super().close(self.t.run("sum", (state,), self.t.array(self.layout.d_model, state.itemsize)))
 
 
 HyperConnections.Config.trace = HyperTrace

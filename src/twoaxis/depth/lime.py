@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
@@ -26,7 +27,7 @@ from twoaxis.depth.lime_trace import lime_trace
 from twoaxis.depth.stored import linear
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops.precision import full_precision
+from twoaxis.ops.precision import few, full_precision
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -216,6 +217,8 @@ class Router(nn.Module):
     def forward(self, rows: tuple[Tensor, ...]) -> Tensor:
         """(B, T, 2 D, heads) from each layer's (B, T, 2 D, its heads), oldest first."""
         with full_precision(rows[0]):
+            if few(rows):  # in a step one product costs less than its parts
+                return F.linear(torch.cat(rows, -1), self.weight.to(rows[0].dtype))
             parts = self.weight.to(rows[0].dtype).split([r.shape[-1] for r in rows], 1)
             total = linear(rows[0], parts[0])
             for part, row in zip(parts[1:], rows[1:], strict=True):

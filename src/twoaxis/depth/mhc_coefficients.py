@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.ops import joint_scores
-from twoaxis.ops.native import mhc_step
+from twoaxis.ops.native import streams_step
 from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.precision import cast, compute_dtype
 from twoaxis.types import Layout
@@ -53,7 +53,7 @@ class Coefficients(nn.Module):
         covered = cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and not cfg.eps
         if self.phi is None or not covered or not folds(norm):
             return None
-        return mhc_step.read(
+        return streams_step.mhc_read(
             X, self.phi, self.scale, self.bias, norm.weight, iterations=cfg.iterations,
             rows_last=cfg.last == "rows", norm_eps=self.eps, output_eps=norm.eps, write_scale=cfg.write_scale,
         )  # fmt: skip

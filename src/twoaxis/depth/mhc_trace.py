@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twoaxis.depth.hyper_connections import HyperTrace
+from twoaxis.depth.hyper_trace import HyperTrace
 from twoaxis.ops import traced_streams
 from twoaxis.tape import Array
 from twoaxis.types import Reads

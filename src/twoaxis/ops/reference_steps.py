@@ -114,3 +114,27 @@ def axis_gate(s: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
         .repeat_interleave(s.shape[-1] // len(bias), -1)
     )
     return G * s + (1 - G) * z
+
+
+def hyper_read(
+    streams: Tensor,
+    fixed: Tensor,
+    dynamic: Tensor,
+    scales: tuple[Tensor, Tensor],
+    gain: Tensor,
+    *,
+    tanh: bool,
+    norm_eps: float,
+    output_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h = gain * rms(A_m^T X) (B, T, d), B (N, n, 1) and A_r^T X (N, n, d) of streams X (B, T, n, d).
+
+    [A_m|A_r|B] = fixed + s tanh(layer_norm(X) W), (n, n + 2) of each token; s_alpha scales A, s_beta scales B.
+    """
+    n, d = streams.shape[-2:]
+    X = streams.reshape(-1, n, d)
+    change = F.layer_norm(X, (d,), eps=norm_eps) @ dynamic
+    scale = torch.stack([scales[0]] * (n + 1) + [scales[1]])
+    weights = fixed + scale * (change.tanh() if tanh else change)
+    h = gain * rms((weights[..., :1].mT @ X).squeeze(-2), output_eps)
+    return h.view(*streams.shape[:-2], d), weights[..., -1:], weights[..., 1:-1].mT @ X

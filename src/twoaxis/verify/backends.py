@@ -13,6 +13,7 @@ from twoaxis.ops import choice, delta_rewrite, depth_read, local_attention, refe
 from twoaxis.ops.local_attention import choose
 from twoaxis.ops.native import delta_rewrite as native_rewrite
 from twoaxis.ops.native import depth_read as native_read
+from twoaxis.ops.token_read import Options
 from twoaxis.verify.steps import steps
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -144,9 +145,7 @@ def _read_uses() -> Iterator[Use]:
     for dtype in TYPES.values():
         for heads in (1, 2):
             sources = (torch.zeros(2, 9, 8, dtype=dtype),) * 2
-            covered = native_read.covers(
-                native_read.Options(1e-6, 1.0, "softmax", heads, None, False), sources
-            )
+            covered = native_read.covers(Options(1e-6, 1.0, "softmax", heads, None, False), sources)
             found = choice.kernel("depth_read", sources) if covered else None
             what = f"{_short(dtype)}, {heads} head{'s' * (heads > 1)}"
             yield Use("depth_read", what, "plain" if found is None else "native")

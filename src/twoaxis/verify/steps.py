@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.ops import delta_rewrite, depth_read, gated_mix, reference, reference_steps
-from twoaxis.ops.native import delta_step, few_tokens, gates_step, mhc_step
+from twoaxis.ops.native import delta_step, few_tokens, gates_step, streams_step
 
 Outputs = Sequence[Tensor]
 
@@ -105,9 +105,17 @@ def _of_methods(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:
         return read(X, phi / 10, *rest, iterations=20, rows_last=True, **options)
 
     shapes = [(3, 1, 4, 33), (132, 24), (3,), (24,), (33,)]
-    steps_of = (mhc_step.read, reference_steps.mhc_read)
-    yield Step("mhc step", "mhc_step", randn(*shapes), *(partial(mhc, read) for read in steps_of))
+    steps_of = (streams_step.mhc_read, reference_steps.mhc_read)
+    yield Step("mhc step", "streams_step", randn(*shapes), *(partial(mhc, read) for read in steps_of))
     yield from _gates(randn)
+
+    def hyper(read: Callable[..., Outputs | None], *inputs: Tensor) -> Outputs | None:
+        X, fixed, W, s_alpha, s_beta, gain = inputs
+        return read(X, fixed, W, (s_alpha, s_beta), gain, tanh=True, norm_eps=1e-6, output_eps=1e-6)
+
+    shapes = [(3, 1, 4, 33), (4, 6), (33, 6), (), (), (33,)]
+    both = (streams_step.hyper_read, reference_steps.hyper_read)
+    yield Step("hyper step", "streams_step", randn(*shapes), *(partial(hyper, read) for read in both))
 
 
 def _gates(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:

@@ -1,12 +1,15 @@
-// What a sublayer of mHC reads and mixes, for the few tokens of a decoding step: float32, one thread, no gradients.
+// What a sublayer reads and mixes of n streams, for the few tokens of a decoding step: float32, one thread, no gradients.
 //
-// Per token, streams X (n, d):  [P~|Q~|R~] = a (x phi) / rms(x) + b,  x = vec(X),  P = sigmoid(P~),
+// mHC, per token, streams X (n, d):  [P~|Q~|R~] = a (x phi) / rms(x) + b,  x = vec(X),  P = sigmoid(P~),
 //   Q = scale sigmoid(Q~),  H = Sinkhorn(R~), in float64 as diag(y) exp(R~) diag(z),  h = rms(P X) * gain,  mixed = H X.
+//
+// Hyper-Connections: [A_m|A_r|B] = static + scale tanh(layer_norm(X) W) of each stream, h = rms(A_m^T X) * gain,
+//   mixed = A_r^T X.
 #include <cmath>
 
 #include "simd.h"
 
-struct Call {
+struct MHC {
   int64_t N, n, d, mixes, iterations, rows_last;  // without `mixes` there is no R~ and mixed = X
   const float *streams, *phi, *a, *b, *gain;      // (N, n, d), (n d, C), (groups,), (C,), (d,); C = 2 n + n^2
   double norm_eps, output_eps, scale;
@@ -58,8 +61,8 @@ static float square(const float* x, int n) {
 }
 
 // 0: done; 1: no memory; 2: not covered.
-extern "C" int mhc_step(const Call* call) {
-  const Call& c = *call;
+extern "C" int mhc_step(const MHC* call) {
+  const MHC& c = *call;
   const int n = c.n, d = c.d, C = 2 * n + c.mixes * n * n, width = n * d;
   Buffer memory(c.N * C + n * n + 1);
   float *logits = memory.at, *H = logits + c.N * C;
@@ -85,6 +88,48 @@ extern "C" int mhc_step(const Call* call) {
     if (!c.mixes) memcpy(mixed, X, width * sizeof(float));
     else if (!sinkhorn(z + 2 * n, n, c.iterations, c.rows_last, H)) return 2;
     for (int s = 0; s < n && c.mixes; s++) mix(X, H + s * n, n, d, mixed + s * d);
+  }
+  return 0;
+}
+
+struct Hyper {
+  int64_t N, n, d, tanh;
+  const float *streams, *fixed, *W, *s_alpha, *s_beta, *gain;  // (N, n, d), (n, n + 2), (d, n + 2), (), (), (d,)
+  double norm_eps, output_eps;
+  float *h, *write, *mixed;                                    // (N, d), B (N, n), (N, n, d)
+};
+
+static void layer_norm(const float* x, int d, double eps, float* y) {
+  double mean = 0, square = 0;
+  for (int j = 0; j < d; j++) mean += x[j];
+  mean /= d;
+  for (int j = 0; j < d; j++) y[j] = x[j] - float(mean), square += (double)y[j] * y[j];
+  float r = 1 / std::sqrt(square / d + eps);
+  for (int j = 0; j < d; j++) y[j] *= r;
+}
+
+extern "C" int hyper_step(const Hyper* call) {
+  const Hyper& c = *call;
+  const int n = c.n, d = c.d, C = n + 2;
+  Buffer memory(d + n * C + C + 1);
+  float *y = memory.at, *by = y + d, *z = by + n * C;  // by: a row for each column, its weights over the streams
+  if (!y) return 1;
+  for (int64_t t = 0; t < c.N; t++) {
+    const float* X = c.streams + t * n * d;
+    for (int s = 0; s < n; s++) {
+      layer_norm(X + s * d, d, c.norm_eps, y);
+      memset(z, 0, C * sizeof(float));
+      for (int j = 0; j < d; j++)
+        for (int k = 0; k < C; k++) z[k] += y[j] * c.W[j * C + k];
+      for (int k = 0; k < C; k++)
+        by[k * n + s] = c.fixed[s * C + k] + (k <= n ? *c.s_alpha : *c.s_beta) * (c.tanh ? std::tanh(z[k]) : z[k]);
+    }
+    float* h = c.h + t * d;
+    mix(X, by, n, d, h);
+    float inverse = 1 / std::sqrt(square(h, d) / d + c.output_eps);
+    for (int j = 0; j < d; j++) h[j] *= inverse * c.gain[j];
+    for (int s = 0; s < n; s++) mix(X, by + (1 + s) * n, n, d, c.mixed + (t * n + s) * d);
+    memcpy(c.write + t * n, by + (n + 1) * n, n * sizeof(float));
   }
   return 0;
 }
