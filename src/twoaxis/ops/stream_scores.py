@@ -15,6 +15,7 @@ from torch import Tensor
 from . import rebuilt
 from .checks import check_streams
 from .first_order import first_order
+from .native import streams as native
 from .precision import cast, compute_dtype, full_precision
 
 STRIDE = 2  # of the states in a chain one in so many is kept: rewriting four streams costs more than a rank-one write
@@ -51,11 +52,18 @@ def streams_of(ctx: Any, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return kept if ctx.place is None else (ctx.place.state, *kept)
 
 
+def _transposed_product(x: Tensor, dy: Tensor) -> Tensor:
+    """x^T dy over all tokens, as (dy^T x)^T: 18 times faster where dy has a few columns."""
+    return (dy.reshape(-1, dy.shape[-1]).mT @ x.reshape(-1, x.shape[-1])).mT
+
+
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, place: Any, eps: float, streams: Tensor, matrix: Tensor) -> Tensor:
         ctx.place, ctx.eps = place, eps
         ctx.save_for_backward(*(() if place is not None else (streams,)), matrix)
+        if (kernel := native.library(streams, None, matrix)) is not None:
+            return native.scores(kernel, streams, matrix, eps)
         with full_precision(streams):
             X = cast(streams, compute_dtype(streams))
             return F.layer_norm(X, X.shape[-1:], eps=eps) @ cast(matrix, X.dtype)
@@ -64,10 +72,13 @@ class _Scores(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         streams, matrix = streams_of(ctx, ctx.saved_tensors)
+        if (kernel := native.library(streams, None, matrix)) is not None:
+            dX, dmatrix = native.scores_back(kernel, streams, matrix, ctx.eps, grad)
+            return None, None, dX, cast(dmatrix, matrix.dtype)
         with full_precision(streams):
             X, d = cast(streams, grad.dtype), streams.shape[-1:]
             N, mean, factor = torch.native_layer_norm(X, d, None, None, ctx.eps)
-            dmatrix = N.reshape(-1, *d).mT @ grad.reshape(-1, grad.shape[-1])
+            dmatrix = _transposed_product(N, grad)
             dN = grad @ cast(matrix, X.dtype).mT
             none = [True, False, False]
             dX = torch.ops.aten.native_layer_norm_backward(dN, X, d, mean, factor, None, None, none)[0]
@@ -94,7 +105,7 @@ class _JointScores(torch.autograd.Function):
         streams, matrix, p, r = streams_of(ctx, ctx.saved_tensors)
         with full_precision(streams):
             x, dp = cast(streams, p.dtype).flatten(-2), grad * r
-            dmatrix = x.reshape(-1, x.shape[-1]).mT @ dp.reshape(-1, dp.shape[-1])
+            dmatrix = _transposed_product(x, dp)
             back = (grad * p).sum(-1, keepdim=True) * r**3 / -x.shape[-1]
             dX = torch.addcmul(dp @ cast(matrix, x.dtype).mT, x, back).view(streams.shape)
         return None, None, cast(dX, streams.dtype), cast(dmatrix, matrix.dtype)

@@ -16,6 +16,7 @@ from torch import Tensor
 from . import rebuilt
 from .checks import check_streams
 from .first_order import first_order
+from .native import streams as native
 from .precision import cast, compute_dtype, full_precision
 from .stream_scores import place_of, streams_of
 
@@ -60,6 +61,8 @@ class _Read(torch.autograd.Function):
     ) -> Tensor:
         ctx.place, ctx.eps = place, eps
         ctx.save_for_backward(*(() if place is not None else (streams,)), weights, gain)
+        if (kernel := native.library(streams, None, weights, gain)) is not None:
+            return native.read(kernel, streams, weights, gain, eps)
         with full_precision(streams):
             h = _mixed(streams, weights)
             if eps is not None:
@@ -70,6 +73,10 @@ class _Read(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         streams, weights, gain = streams_of(ctx, ctx.saved_tensors)
+        if (kernel := native.library(streams, None, weights, gain)) is not None:
+            found = native.read_back(kernel, streams, weights, gain, ctx.eps, grad)
+            dgain = None if found[2] is None or gain is None else cast(found[2], gain.dtype)
+            return None, None, found[0], cast(_shrunk(found[1], weights), weights.dtype), dgain
         with full_precision(streams):
             X = cast(streams, compute_dtype(streams))
             dh, dgain = cast(grad, X.dtype), None
@@ -102,6 +109,11 @@ class _Write(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         streams, mixing, weights, branch = streams_of(ctx, ctx.saved_tensors)
+        inputs = (streams, mixing, weights, branch)
+        if (kernel := native.library(streams, branch, mixing, weights)) is not None:
+            dX, dM, db, dy = native.write_back(kernel, *inputs, grad)
+            small = (cast(_shrunk(d, x), x.dtype) for d, x in ((dM, mixing), (db, weights)))
+            return None, dX, *small, cast(dy, branch.dtype)
         dtype = compute_dtype(streams, branch)
         with full_precision(streams):
             G, X, y = (cast(x, dtype) for x in (grad, streams, branch))
@@ -114,7 +126,6 @@ class _Write(torch.autograd.Function):
                 _shrunk((G @ y.unsqueeze(-1)).squeeze(-1), weights) if w else None,
                 (b.unsqueeze(-2) @ G).squeeze(-2) if o else None,
             )
-            inputs = (streams, mixing, weights, branch)
             return None, *(None if dx is None else cast(dx, x.dtype) for dx, x in zip(found, inputs))
 
 
@@ -159,6 +170,8 @@ def _again(streams: Tensor, weights: Tensor) -> Tensor:
 
 def _written(streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor) -> Tensor:
     """M X + b y."""
+    if (kernel := native.library(streams, branch, mixing, weights)) is not None:
+        return native.write(kernel, streams, mixing, weights, branch)
     dtype = compute_dtype(streams, branch)
     with full_precision(streams):
         X, n = cast(streams, dtype), streams.shape[-2]

@@ -70,14 +70,24 @@ struct Reader {
     for (int i = 0; i < n && total != 0; i++) a[i] /= total;
   }
 
+  // What comes after a source in groups of S is fetched meanwhile: one further on, or one of the next token; the first
+  // half of its row while dots are taken, the other while they are used.
+  template <int S>
+  const T* after(int i, int64_t t) const {
+    return i + S < n ? source(i + S, t) : source((i + S) % n, t + 1);
+  }
+
   template <int S>
   INLINE void score(int i, int64_t t) {  // dots and norms of S sources from the i-th on
     vf p[S] = {}, q[S] = {}, u[2], x[2];
     const float* w = this->w;  // here and below: what stores through other pointers cannot change
     const T* row[S];
-    for (int s = 0; s < S; s++) row[s] = source(i + s, t);
+    const T* next[S];
+    for (int s = 0; s < S; s++) row[s] = source(i + s, t), next[s] = after<S>(i + s, t);
     pairs(d, STEP {
       load2(w + j, u);
+      if (j % (2 * W2) == 0)
+        for (int s = 0; s < S; s++) __builtin_prefetch(next[s] + j / 2);
       for (int s = 0; s < S; s++) {
         load2(row[s] + j, rest, x);
         p[s] += x[0] * u[0], p[s] += x[1] * u[1];
@@ -102,18 +112,16 @@ struct Reader {
       if (c.normalize != SOFTMAX) share[s] = alone(i + s, t);
       else *total += share[s] = *top == -INFINITY ? 0 : std::exp(logit(i + s, t) - *top);
     }
-    const T *row[S], *next[S];  // what comes next is fetched: sources further on, or those of the next token
-    for (int s = 0; s < S; s++) {
-      row[s] = source(i + s, t);
-      next[s] = i + S + s < n ? source(i + S + s, t) : source((i + S + s) % n, t + 1);
-    }
+    const T *row[S], *next[S];
+    for (int s = 0; s < S; s++) row[s] = source(i + s, t), next[s] = after<S>(i + s, t) + d / 2;
     vf y[2], x[2];
     float* h = this->h;
     pairs(d, STEP {
       load2(h + j, y);
       y[0] *= shrink, y[1] *= shrink;
+      if (j % (2 * W2) == 0)
+        for (int s = 0; s < S; s++) __builtin_prefetch(next[s] + j / 2);
       for (int s = 0; s < S; s++) {
-        __builtin_prefetch(next[s] + j);
         load2(row[s] + j, rest, x);
         y[0] += share[s] * x[0], y[1] += share[s] * x[1];
       }
@@ -131,10 +139,13 @@ struct Reader {
     if (c.query_stride) arrange<T>(c.query + t * d, d, w);
     memset(h, 0, wide * sizeof(float));
     float top = -INFINITY, total = 0;
-    int i = 0;
-    for (; i + 4 <= n; i += 4) add<4>(i, t, &top, &total);
-    for (; i + 2 <= n; i += 2) add<2>(i, t, &top, &total);
-    for (; i < n; i++) add<1>(i, t, &top, &total);
+    for (int i = 0, groups = (n + 3) / 4, size; i < n; i += size, groups--) {  // alike: one source alone would be slow
+      size = (n - i + groups - 1) / groups;
+      if (size == 4) add<4>(i, t, &top, &total);
+      else if (size == 3) add<3>(i, t, &top, &total);
+      else if (size == 2) add<2>(i, t, &top, &total);
+      else add<1>(i, t, &top, &total);
+    }
     float factor = c.normalize != SOFTMAX ? 1 : total != 0 ? 1 / total : 0;
     for (int j = 0; j < wide; j += W) store(h + j, factor * load(h + j));
     float r = c.output_eps < 0 ? 1 : output_norm();

@@ -1,0 +1,151 @@
+"""The operators on several streams by their kernel; each function does what its plain twin in `ops` does."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import choice
+from .call import address, checked, threads
+
+_FLOAT = torch.float32
+_READ, _READ_BACK, _WRITE, _WRITE_BACK, _SCORES, _SCORES_BACK = range(6)
+
+
+class _Call(ctypes.Structure):
+    """`Call` of streams.cpp, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("N", "n", "d", "c", "threads")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("x", "weights", "mixing", "gain", "matrix", "branch", "out")),
+        *((name, ctypes.c_void_p) for name in ("dout", "dx", "dbranch", "dweights", "dmixing", "dgain", "dmatrix")),
+    ]  # fmt: skip
+
+
+def library(streams: Tensor, branch: Tensor | None, *others: Tensor | None) -> ctypes.CDLL | None:
+    """The kernel for these streams, or None: a branch must not need a wider dtype than theirs."""
+    if branch is not None and torch.promote_types(streams.dtype, branch.dtype) != streams.dtype:
+        return None
+    if not streams.numel() or streams.shape[-2] > 8:
+        return None
+    return choice.kernel("streams", (streams,), (branch, *others))
+
+
+def read(
+    lib: ctypes.CDLL, streams: Tensor, weights: Tensor, gain: Tensor | None, eps: float | None
+) -> Tensor:
+    """norm(sum_s w_s X_s)."""
+    run = _Run(streams, eps=eps, weights=weights, gain=gain)
+    out = run.like("out", (*streams.shape[:-2], run.d))
+    run(lib, _READ)
+    return out
+
+
+def read_back(
+    lib: ctypes.CDLL, streams: Tensor, weights: Tensor, gain: Tensor | None, eps: float | None, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of streams, weights (..., n) and gain."""
+    run = _Run(streams, eps=eps, weights=weights, gain=gain, dout=dout)
+    dx = run.like("dx", streams.shape)
+    dweights = run.zeros("dweights", streams.shape[:-1])
+    dgain = None if gain is None or eps is None else run.zeros("dgain", (run.threads, run.d))
+    run(lib, _READ_BACK)
+    return dx, dweights, None if dgain is None else dgain.sum(0)
+
+
+def write(lib: ctypes.CDLL, streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor) -> Tensor:
+    """M X + b y."""
+    run = _Run(streams, weights=weights, mixing=mixing, branch=branch)
+    out = run.like("out", streams.shape)
+    run(lib, _WRITE)
+    return out
+
+
+def write_back(
+    lib: ctypes.CDLL, streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of streams, mixing (..., n, n), weights (..., n) and branch."""
+    run = _Run(streams, weights=weights, mixing=mixing, branch=branch, dout=dout)
+    dx, dbranch = run.like("dx", streams.shape), run.like("dbranch", branch.shape)
+    dmixing = run.zeros("dmixing", (*streams.shape[:-1], run.n))
+    dweights = run.zeros("dweights", streams.shape[:-1])
+    run(lib, _WRITE_BACK)
+    return dx, dmixing, dweights, dbranch
+
+
+def scores(lib: ctypes.CDLL, streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
+    """layer_norm(X_s) W, float32."""
+    run = _Run(streams, eps=eps, matrix=matrix)
+    out = run.zeros("out", (*streams.shape[:-1], run.c))
+    run(lib, _SCORES)
+    return out
+
+
+def scores_back(
+    lib: ctypes.CDLL, streams: Tensor, matrix: Tensor, eps: float, dout: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of streams and matrix (d, c)."""
+    run = _Run(streams, eps=eps, matrix=matrix, dscores=dout)
+    dx, dmatrix = run.like("dx", streams.shape), run.zeros("dmatrix", (run.threads, run.c, run.d))
+    run(lib, _SCORES_BACK)
+    return dx, dmatrix.sum(0).T
+
+
+class _Run:
+    """The inputs as the kernel takes them, and the struct that points to them; this object keeps them alive."""
+
+    def __init__(
+        self,
+        streams: Tensor,
+        *,
+        eps: float | None = None,
+        weights: Tensor | None = None,
+        mixing: Tensor | None = None,
+        gain: Tensor | None = None,
+        matrix: Tensor | None = None,
+        branch: Tensor | None = None,
+        dout: Tensor | None = None,
+        dscores: Tensor | None = None,
+    ) -> None:
+        *lead, self.n, self.d = streams.shape
+        self.dtype, self.alive = streams.dtype, []  # type: torch.dtype, list[Tensor]
+        N, self.c = streams.numel() // (self.n * self.d), 0 if matrix is None else matrix.shape[1]
+        self.threads = max(1, min(threads(), N // 16))
+        self.call = _Call(
+            N=N, n=self.n, d=self.d, c=self.c, threads=self.threads, eps=-1.0 if eps is None else eps
+        )
+        self.point("x", streams, self.dtype)
+        self.point("weights", None if weights is None else weights.expand(*lead, self.n), _FLOAT)
+        self.point("mixing", None if mixing is None else mixing.expand(*lead, self.n, self.n), _FLOAT)
+        self.point("gain", gain, _FLOAT)
+        self.point("matrix", None if matrix is None else matrix.T, _FLOAT)
+        self.point("branch", branch, self.dtype)
+        self.point("dout", dout, self.dtype)
+        if dscores is not None:
+            self.point("dout", dscores, _FLOAT)
+
+    def point(self, name: str, x: Tensor | None, dtype: torch.dtype) -> None:
+        """Point to an input, made contiguous."""
+        if x is not None:
+            x = x.to(dtype).contiguous()
+            self.alive.append(x)
+            setattr(self.call, name, address(x, dtype, x.shape))
+
+    def like(self, name: str, shape: Any) -> Tensor:
+        """A result in the streams' dtype."""
+        x = torch.empty(shape, dtype=self.dtype)
+        setattr(self.call, name, address(x, self.dtype, x.shape))
+        return x
+
+    def zeros(self, name: str, shape: Any) -> Tensor:
+        """A result in float32, zero at first."""
+        x = torch.zeros(shape)
+        setattr(self.call, name, address(x, _FLOAT, x.shape))
+        return x
+
+    def __call__(self, lib: ctypes.CDLL, work: int) -> None:
+        checked(lib.streams_run(ctypes.byref(self.call), work, int(self.dtype == torch.bfloat16)))
