@@ -143,6 +143,8 @@ def test_costs_are_measured_one_way(capsys):
 
 
 KERNELS = (
+    "streams",
+    "depth_pull",
     "depth_read",
     "delta_rewrite",
     "local_attention",
@@ -179,6 +181,11 @@ def test_backends_table_and_json_agree(capsys):
         ("depth_read", "native"),
         ("delta_rewrite", "plain"),
         ("delta_rewrite", "native"),
+        *(
+            (f"stream_{name}", backend)
+            for name in ("read", "scores", "write")
+            for backend in ("plain", "native")
+        ),
         ("local_attention", "blocked"),
         ("local_attention", "sdpa"),
         ("local_attention", "native"),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import rebuilt
+from . import choice, rebuilt
 from .first_order import first_order
 from .precision import compute_dtype, full_precision
 
@@ -20,6 +20,9 @@ def channel_read(state: Tensor, weights: Tensor) -> Tensor:
         InputError: for weights that are not (d, m).
     """
     check_channel_read(state, weights)
+    if (equation := choice.compiled("channel_read", state, weights)) is not None:
+        equated: Tensor = equation(state, weights)
+        return equated
     loop = rebuilt.current()
     if not torch.is_grad_enabled():
         return _read(state, weights)

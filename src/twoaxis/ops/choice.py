@@ -1,7 +1,8 @@
 """Which way an operator is computed: the one place that reads TWOAXIS_BACKEND.
 
     plain      PyTorch's own operations; always works
-    compiled   the same, for models under torch.compile, which never meet a kernel: their eager parts do not either
+    compiled   in training, each depth operator's equation (`ops.reference`) by torch.compile, once for every shape and
+               number of sources, some 10 s each; all else, attention too, is plain. Opt-in: never part of auto
     native     C++ kernels, compiled on first use, for CPU tensors of float32 or bfloat16
     auto       native where it covers a call and can be built, else plain (the default)
 
@@ -13,8 +14,10 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, is_autocast_enabled, is_grad_enabled
@@ -31,6 +34,7 @@ BACKENDS = ("auto", "native", "compiled", "plain")
 log = logging.getLogger(__name__)
 _found: dict[str, "ctypes.CDLL | str"] = {}  # a kernel's library, or why there is none
 _noted: set[str] = set()
+_equations: dict[str, Callable[..., Any]] = {}  # under torch.compile
 _pass = threading.local()
 _KINDS = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -75,6 +79,24 @@ def kernel(
         return None
     choice = requested()
     return None if choice in ("plain", "compiled") else library(name, required=choice == "native")
+
+
+def compiled(name: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
+    """The equation of an operator under torch.compile, if TWOAXIS_BACKEND asks for it and a step is trained."""
+    if is_compiling() or requested() != "compiled" or not is_grad_enabled() or _observed():
+        return None
+    if not all(map(ordinary, tensors)) or any(x is not None and not x.numel() for x in tensors):
+        return None
+    return partial(_compiled, name)
+
+
+def _compiled(name: str, *args: Any, **options: Any) -> Any:
+    from . import reference
+
+    if name not in _equations:
+        _equations[name] = torch.compile(getattr(reference, name), dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=256):  # one for every number of sources
+        return _equations[name](*args, **options)
 
 
 def step_kernel(name: str) -> ctypes.CDLL | None:

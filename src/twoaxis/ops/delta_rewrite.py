@@ -33,6 +33,9 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
     if (found := step.write(state, direction, value, gate, eps)) is not None:
         return found  # the kernel takes nothing that is refused below
     expanded = check_rewrite(state, direction, value, gate)
+    if (equation := choice.compiled("delta_rewrite", state, direction, value, gate)) is not None:
+        rewritten: Tensor = equation(state, direction, value, gate, eps)
+        return rewritten
     lead, m = direction.shape[:-1], state.shape[-1] if expanded else 1
     inputs = (state, direction, value.reshape(*lead, m), gate.reshape(*lead, 1))
     if not torch.is_grad_enabled():

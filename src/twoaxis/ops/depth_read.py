@@ -72,6 +72,12 @@ def depth_read(
     if bias is None or isinstance(bias, Tensor):  # the kernel takes nothing that is refused below
         rows = None if bias is None else bias.reshape(len(bias), -1)
         result = native_step(options, query, key_gain, output_gain, rows, sources)
+    if result is None and (equation := choice.compiled("depth_read", query, *sources)) is not None:
+        own: Tensor | tuple[Tensor, Tensor] = equation(
+            query, tuple(sources), key_gain=key_gain, key_norm_eps=key_norm_eps, scale=scale, normalize=normalize,
+            heads=heads, output_gain=output_gain, output_eps=output_eps, bias=bias, return_weights=return_weights,
+        )  # fmt: skip
+        return own
     if result is None:
         check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
         result = _read(options, query, sources, key_gain, output_gain, bias)

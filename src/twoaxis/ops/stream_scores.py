@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import rebuilt
+from . import choice, rebuilt
 from .checks import check_streams
 from .first_order import first_order
 from .native import streams as native
@@ -27,6 +27,9 @@ def stream_scores(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
     The norm has no parameters. Raises InputError for shapes that do not fit.
     """
     check_streams(streams, matrix=matrix)
+    if (equation := choice.compiled("stream_scores", streams, matrix)) is not None:
+        equated: Tensor = equation(streams, matrix, eps)
+        return equated
     scores: Tensor = _Scores.apply(place_of(streams), eps, streams, matrix)
     return scores
 
@@ -37,6 +40,9 @@ def joint_scores(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
     Raises InputError for shapes that do not fit.
     """
     check_streams(streams, joint=matrix)
+    if (equation := choice.compiled("joint_scores", streams, matrix)) is not None:
+        equated: Tensor = equation(streams, matrix, eps)
+        return equated
     scores: Tensor = _JointScores.apply(place_of(streams), eps, streams, matrix)
     return scores
 

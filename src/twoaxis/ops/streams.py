@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import rebuilt
+from . import choice, rebuilt
 from .checks import check_streams
 from .first_order import first_order
 from .native import streams as native
@@ -29,6 +29,9 @@ def stream_read(
     weights: (..., n). Raises InputError for shapes that do not fit.
     """
     check_streams(streams, weights=weights, gain=gain)
+    if (equation := choice.compiled("stream_read", streams, weights, gain)) is not None:
+        equated: Tensor = equation(streams, weights, gain=gain, eps=eps)
+        return equated
     read: Tensor = _Read.apply(place_of(streams), eps, streams, weights, gain)
     return read
 
@@ -40,6 +43,9 @@ def stream_write(streams: Tensor, mixing: Tensor | None, weights: Tensor, branch
     Raises InputError for shapes that do not fit.
     """
     check_streams(streams, mixing=mixing, weights=weights, branch=branch)
+    if (equation := choice.compiled("stream_write", streams, mixing, weights, branch)) is not None:
+        equated: Tensor = equation(streams, mixing, weights, branch)
+        return equated
     loop, place = rebuilt.current(), place_of(streams)
     out: Tensor
     if mixing is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twoaxis import ops
 from twoaxis.errors import InputError
 from twoaxis.ops import choice, delta_rewrite, depth_read, local_attention, reference
 from twoaxis.ops.local_attention import choose
@@ -53,7 +54,7 @@ class Use:
 
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    return [*_reads(), *_rewrites(), *_attentions(), *_steps()]
+    return [*_reads(), *_rewrites(), *_streams(), *_attentions(), *_steps()]
 
 
 def uses() -> list[Use]:
@@ -85,21 +86,43 @@ def _rewrites() -> Iterator[BackendRow]:
     yield from _plain_and_native("delta_rewrite", delta_rewrite, reference.delta_rewrite, exact_inputs, call)
 
 
+def _streams() -> Iterator[BackendRow]:
+    generator = torch.Generator().manual_seed(0)
+    X = (3, 43, 4, 33)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "stream_read": [X, (3, 43, 4), (33,)],
+        "stream_scores": [X, (33, 6)],
+        "stream_write": [X, (3, 43, 4, 4), (3, 43, 4), (3, 43, 33)],
+    }
+    calls: dict[str, Callable[..., Tensor]] = {
+        "stream_read": lambda f, x, w, gain: f(x, w, gain=gain, eps=1e-6),
+        "stream_scores": lambda f, x, matrix: f(x, matrix, 1e-6),
+        "stream_write": lambda f, *inputs: f(*inputs),
+    }
+    for name, call in calls.items():
+        inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
+        yield from _plain_and_native(
+            name, getattr(ops, name), getattr(reference, name), inputs, call, "streams"
+        )
+
+
 def _plain_and_native(
     operator: str,
     fast: Callable[..., Tensor],
     plain: Callable[..., Tensor],
     exact_inputs: Sequence[Tensor],
     call: Callable[..., Tensor],
+    kernel: str = "",
 ) -> Iterator[BackendRow]:
-    for backend in ("plain", "native"):
+    asked = ("compiled",) if choice.requested() == "compiled" else ()  # compiling takes its time
+    for backend in ("plain", "native", *asked):
         for name, dtype in TYPES.items():
             if (backend, name) == ("native", "float64"):
                 continue
             inputs = [x.to(dtype) for x in exact_inputs]
             bound = BOUNDS.get(name, 1e-5 + 2.0**-8)
             with choice.requesting(backend):
-                missing = _missing(operator) if backend == "native" else ""
+                missing = _missing(kernel or operator) if backend == "native" else ""
                 error = None if missing else _error(fast, plain, inputs, call)
             yield BackendRow(operator, backend, name, error, bound, missing)
 
