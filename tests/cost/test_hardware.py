@@ -61,10 +61,26 @@ def test_a_dtype_without_a_known_rate_is_refused_in_one_line():
         (lambda: Mesh.parse("dp=8,dp=2"), "give each axis once"),
         (lambda: Mesh.parse("pp=0"), "1 or more"),
         (lambda: Mesh.parse("pp=3").check(size("llama-1b").model, 64), "pp=3 does not divide n_blocks=16"),
+        (
+            lambda: Mesh.parse("pp=32").check(size("llama-1b").model, 64),
+            "pp=32 does not divide n_blocks=16; the nearest is pp=16",
+        ),
         (lambda: Mesh.parse("tp=5").check(size("llama-1b").model, 64), "tp=5 does not divide n_heads=32"),
         (lambda: Mesh.parse("cp=5").check(size("llama-1b").model, 64), "cp=5 does not divide seq_len=64"),
     ],
-    ids=["hardware", "machine-file", "model", "model-file", "axis", "twice", "zero", "pp", "tp", "cp"],
+    ids=[
+        "hardware",
+        "machine-file",
+        "model",
+        "model-file",
+        "axis",
+        "twice",
+        "zero",
+        "pp",
+        "more-stages-than-blocks",
+        "tp",
+        "cp",
+    ],
 )
 def test_impossible_requests_get_one_line(call, line):
     with pytest.raises(InputError, match=line) as caught:
