@@ -83,7 +83,8 @@ class WindowRead(nn.Module):
         assert self.query is not None
         assert self.key is not None
         W_Q, W_K = self.query.weight, self.key.weight
-        q = linear(states[-1], cache.made_of((W_Q, W_K), lambda: W_K.mT @ W_Q))
+        W = cache.once(("W_K W_Q", id(self)), lambda: cache.made_of((W_Q, W_K), lambda: W_K.mT @ W_Q))
+        q = linear(states[-1], W)
         mixed = depth_read(q, states, key_norm_eps=None, scale=self.scale, bias=logits)
         z: Tensor = self.output(linear(mixed, self.value.weight))
         return z
