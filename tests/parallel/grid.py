@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import twoaxis
@@ -53,9 +55,10 @@ def descended(
 ) -> tuple[list[tuple[float, int, float]], dict[str, Tensor] | None]:
     """(loss, targets, norm) of every step, and the whole gradients of the last and weights after it (first process)."""
     case, device = Case(depth, sequence), torch.device("cpu")
-    model_cfg = case.config(n_blocks=BLOCKS, **(fields or {}))
+    fields = fields or {}
+    model_cfg = case.config(n_blocks=BLOCKS, **fields)
     cfg = TrainConfig(model=model_cfg, **{**GRID, "seq_len": LENGTH, "device": "cpu", **options})
-    model = case.model(getattr(torch, dtype), n_blocks=BLOCKS, **(fields or {})).train()
+    model = case.model(getattr(torch, dtype), n_blocks=BLOCKS, **fields).train()
     model.checkpointing = checkpointing
     rules = model.param_rules()
     team = Team(cfg, model, device)
@@ -82,8 +85,9 @@ def descended(
 
 def refused(depth: str, options: dict[str, Any]) -> str:
     """What a process says to options that do not fit."""
+    fields = options.pop("fields", None)
     try:
-        descended(depth, options)
+        descended(depth, options, fields=fields)
     except InputError as error:
         return str(error)
     return "accepted"
@@ -96,3 +100,25 @@ def refused_run(cfg: dict[str, Any], out: str) -> str:
     except InputError as error:
         return str(error)
     return "accepted"
+
+
+def full_disk(cfg: dict[str, Any], out: str, step: int, rank: int) -> str:
+    """A run over these processes, on one of which the disk is full when a step is saved: what each says."""
+    from twoaxis.train import dcp_save
+
+    write = dcp_save.write_synced
+
+    def full(path: Path, data: bytes) -> None:
+        if f"{step:08d}" in str(path) and path.name.startswith("shard") and dist.get_rank() == rank:
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    dcp_save.write_synced = full
+    try:
+        twoaxis.train(TrainConfig.from_dict(cfg), out)
+    except twoaxis.RunError as error:
+        return str(error)
+    finally:
+        dcp_save.write_synced = write
+    return "done"

@@ -118,3 +118,52 @@ def test_what_does_not_fit_is_refused_on_every_process(world, options, said):
     for answer in world(2).run("grid.refused", "additive", options):
         assert said in answer
         assert len(answer.splitlines()) == 1
+
+
+TP = {"tensor_parallel": 2}
+GROUPED = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2, "qk_norm": True}
+
+
+@pytest.mark.parametrize(
+    ("depth", "sequence"),
+    [
+        ("denseformer", "standard"),
+        ("muddformer", "standard"),  # separate inputs for q, k, v
+        ("lime", "standard"),  # reaches inside attention, which stays whole
+        full("ddl", "standard"),
+        full("hybrid", "standard"),
+    ],
+)
+def test_heads_and_widths_over_two_processes(world, depth, sequence):
+    equal(world, 2, depth, TP, sequence=sequence, fields=GROUPED)
+
+
+def test_what_belongs_to_a_head_is_divided_with_it(world):
+    blocks = ["short_swa(window=3, position='bias', sink=True, value='key')", "parallel(attention, mlp)"]
+    blocks += ["mlp(act='gelu')", "short_conv", "attention(q='canon')"]
+    equal(world, 2, "additive", TP, fields={"sequence": blocks})
+
+
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [
+        ("attnres", TP | FSDP),
+        ("depth_window", TP | {"pipeline": 2}),
+        full("attnres", TP | DDP),
+        full("denseformer", TP | INTERLEAVED),
+    ],
+    ids=str,
+)
+def test_heads_with_rows_or_a_pipeline(world, depth, options):
+    equal(world, 4, depth, options, fields={"qk_norm": True})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("depth", depths())
+def test_every_method_over_heads(world, depth):
+    equal(world, 2, depth, TP, fields={"qk_norm": True})
+
+
+def test_heads_that_do_not_divide_are_refused(world):
+    for said in world(2).run("grid.refused", "additive", TP | {"fields": {"n_heads": 3}}):
+        assert said == "tensor_parallel=2: blocks.0.cores.0 has 3 heads, which 2 does not divide"

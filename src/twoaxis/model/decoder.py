@@ -51,6 +51,7 @@ class Decoder(nn.Module):
         else:
             init_embedding(self.head, layout)
         self.checkpointing = False  # recompute each block in backward
+        self.rebuilding = True  # make states again in backward, across blocks (`ops/rebuilt.py`)
         self.depth_window: DepthRule | None = None  # see `depth_windows`
         self.recomputes = parse_history(cfg.history).recompute  # keep nothing of the depth axis for backward
         name_slots(self)
@@ -125,7 +126,8 @@ class Decoder(nn.Module):
     def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> tuple[Tensor, Any]:
         """From embeddings (B, T, d) to what `to_the_end` gives."""
         again = self.checkpointing and self.training and ctx.cache is None
-        with rebuilt.loop(ctx.cache is None and not again and not (self.recomputes and self.training)):
+        rebuilds = self.rebuilding and not again and not (self.recomputes and self.training)
+        with rebuilt.loop(ctx.cache is None and rebuilds):
             state = self.stream.open(embedded, ctx)
             if states is not None:
                 states["block.0"] = state

@@ -24,6 +24,7 @@ def shard(model: Decoder, mesh: Mesh, *, low_precision: bool, ends: bool) -> fro
     ends: also what lies around the blocks, which then must run through `model(...)`. low_precision: gather and
     compute in bfloat16, keep and sum in float32. Single numbers (0-d) stay whole everywhere.
     """
+    model.rebuilding = False  # that would use weights of other blocks than those gathered
     # states are views by design and no method writes into one
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     low = MixedPrecisionPolicy(

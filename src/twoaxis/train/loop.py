@@ -72,7 +72,7 @@ def _train(
         run.begin(cfg, tokenizer)
         metrics = Metrics(run.metrics, session.progress.step, loggers)
         try:
-            with lost(session, cfg.timeout):
+            with lost(session.progress, cfg.timeout):
                 loop(session, valid, saver, metrics, stop, on_step)
             results = summary(session, metrics, valid)
         except RunError as error:

@@ -12,16 +12,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from twoaxis.errors import InputError, RunError
 from twoaxis.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from twoaxis.train.session import Session
+from twoaxis.train.progress import Progress
 
 
 def processes() -> int:
@@ -55,11 +53,12 @@ def process_group(cfg: TrainConfig) -> Iterator[int]:
     backend = "nccl" if cfg.device != "cpu" and torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(backend, timeout=timedelta(minutes=cfg.timeout))
-    try:
-        yield dist.get_rank()
-    finally:
-        dist.destroy_process_group()
+    with lost("while starting", cfg.timeout):
+        dist.init_process_group(backend, timeout=timedelta(minutes=cfg.timeout))
+        try:
+            yield dist.get_rank()
+        finally:
+            dist.destroy_process_group()
 
 
 def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
@@ -88,18 +87,20 @@ def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
 
 
 @contextlib.contextmanager
-def lost(run: Session, minutes: float) -> Iterator[None]:
-    """RunError naming this rank and its step, for what torch raises when another process is gone or silent."""
+def lost(when: str | Progress, minutes: float) -> Iterator[None]:
+    """RunError naming this rank and when or in which step, where torch finds another process gone or silent."""
     try:
         yield
     except RunError:
         raise
     except (dist.DistError, RuntimeError) as error:
-        if not dist.is_initialized() or not _of_the_group(error):
+        if processes() == 1 or not _of_the_group(error):
             raise
+        at = when if isinstance(when, str) else f"step {when.step + 1}"
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "0")
         line = " ".join(str(error).split())[:200]
         raise RunError(
-            f"rank {dist.get_rank()}, step {run.progress.step + 1}: another process died or did not answer "
+            f"rank {rank}, {at}: another process died or did not answer "
             f"within {minutes:g} minutes ({line}); start again with --resume, or let torchrun do so (--max-restarts)"
         ) from None
 

@@ -38,6 +38,7 @@ class Team:
         self.ddp: Any = None  # torch's DDP around the model
         self.shared_out: frozenset[str] = frozenset()  # divided by FSDP
         self.cut: frozenset[str] = frozenset()  # divided over the tensor processes
+        self.partial: frozenset[str] = frozenset()  # whole on each of those, used for a part
         self.placements = {plain_name(n): Placement.whole(p.shape) for n, p in model.named_parameters()}
         self.rows, self.micro_batches = (0, 1), cfg.accumulation * cfg.data_parallel
         if processes() > 1:
@@ -52,6 +53,12 @@ class Team:
         cfg, model = self.cfg, self.model
         if cfg.pipeline > 1:
             self.pipelined = Pipelined(cfg, model, self.device, mesh)
+        if cfg.tensor_parallel > 1:
+            from twoaxis.parallel.tensor import cut
+
+            placed, self.partial = cut(model, mesh)
+            self.placements |= placed
+            self.cut = frozenset(placed)
         held = {n for n, _ in model.named_parameters()}
         self.placements = {n: at for n, at in self.placements.items() if n in held}
         if cfg.data_parallel > 1 and cfg.sharding == "fsdp":
@@ -108,6 +115,9 @@ class Team:
         if self.ddp is None:
             loose = [p for n, p in master.named.items() if n not in self.shared_out]
             self.mesh.sum_gradients(loose, "data")
+        self.mesh.sum_gradients(
+            [master.named[n] for n in sorted(self.partial & master.named.keys())], "tensor"
+        )
 
     def clip(self, master: Master, largest: float) -> float:
         """Scale the gradients of all processes to a norm of at most `largest`; the norm before."""
@@ -169,8 +179,6 @@ class Team:
 
 def _refuse(cfg: TrainConfig) -> None:
     """InputError for what does not work together yet."""
-    if cfg.tensor_parallel > 1:
-        raise InputError(f"tensor_parallel={cfg.tensor_parallel}: not there yet; use 1")
     divided = [
         name
         for name, given in (
