@@ -157,6 +157,7 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--out", type=Path, required=True, help="a new folder")
     options.add_argument("--json", type=Path)
+    options.add_argument("--machine", default="not said", help="its class, for the record")
     given = options.parse_args()
     began = time.monotonic()
     told, last = disturbed(given.out / "run", given.kills, given.seed)
@@ -171,6 +172,8 @@ def main() -> None:
         "steps": last,
         "rows_equal_an_undisturbed_run": True,
         "minutes": round((time.monotonic() - began) / 60, 1),
+        "command": f"python benchmarks/faults.py --kills {given.kills}",
+        "machine": given.machine,
     }
     text = json.dumps(result, indent=2)
     print(text)

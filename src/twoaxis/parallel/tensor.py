@@ -41,7 +41,10 @@ def cut(model: Decoder, mesh: Mesh) -> tuple[dict[str, Placement], frozenset[str
     n = mesh.sizes["tensor"]
     styles: dict[str, Cut] = {}
     used = whole_calls(model)
-    for name, module in model.named_modules():
+    here = {
+        n: m for n, m in model.named_modules() if next(m.parameters(), None) is not None
+    }  # not another stage's
+    for name, module in here.items():
         if name not in used or not _whole(name, styles):
             continue
         if isinstance(module, MLP) and not module.mixers:
@@ -49,9 +52,7 @@ def cut(model: Decoder, mesh: Mesh) -> tuple[dict[str, Placement], frozenset[str
         elif isinstance(module, SoftmaxAttention) and divisible(module):
             styles[name] = CutAttention(name, n)
     parallelize_module(model, mesh.devices["tensor"], dict(styles))
-    left = [
-        n for n, m in model.named_modules() if isinstance(m, MLP | SoftmaxAttention) and _whole(n, styles)
-    ]
+    left = [n for n, m in here.items() if isinstance(m, MLP | SoftmaxAttention) and _whole(n, styles)]
     if left and mesh.rank == 0:
         log.warning("tensor_parallel: %d cores stay whole on each process, such as %s", len(left), left[0])
     placed = {f"{name}.{p}": at for name, style in styles.items() for p, at in style.placements.items()}
