@@ -146,6 +146,8 @@ def test_costs_are_measured_one_way(capsys):
 
 
 KERNELS = (
+    "mix",
+    "causal_conv",
     "streams",
     "depth_pull",
     "depth_read",
@@ -189,6 +191,7 @@ def test_backends_table_and_json_agree(capsys):
             for name in ("read", "scores", "write")
             for backend in ("plain", "native")
         ),
+        *((name, backend) for name in ("mix", "depthwise_causal_conv") for backend in ("plain", "native")),
         ("local_attention", "blocked"),
         ("local_attention", "sdpa"),
         ("local_attention", "native"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_conv
+from .native import causal_conv as native
 from .precision import compute_dtype, full_precision
 
 
@@ -27,6 +28,9 @@ def depthwise_causal_conv(
     Sums run in at least float32. Raises InputError for shapes that do not agree.
     """
     R = check_conv(x, weight, history, segments)
+    if (kernel := native.library(x, weight, history, segments)) is not None:
+        convolved: Tensor = native.NativeConv.apply(kernel, x, weight, history)
+        return convolved
     T, k, dtype = x.shape[1], weight.shape[-1], compute_dtype(x)
     with full_precision(x):
         rows = _with_past(x.to(dtype), None if history is None else history.to(dtype), k - 1, 0)

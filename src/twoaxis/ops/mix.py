@@ -10,6 +10,7 @@ from ..errors import InputError
 from . import few_tokens
 from .checks import Weights, check_mix, source_dtype
 from .first_order import first_order
+from .native import mix as native
 from .precision import compute_dtype, few, full_precision, token_chunks
 
 
@@ -55,6 +56,8 @@ class _Mix(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Tensor:  # torch.compile counts parameters
         n, *tensors = args
         ctx.save_for_backward(*tensors)
+        if (kernel := native.library(tensors[:n], tensors[n:])) is not None:
+            return native.forward(kernel, tensors[:n], tensors[n:])
         dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
         weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
         out = torch.empty(sources[0].shape, dtype=source_dtype(sources), device=sources[0].device)
@@ -73,6 +76,8 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors  # once: a checkpoint unpacks it once
         n = len(tensors) // 2
+        if (kernel := native.library(tensors[:n], tensors[n:])) is not None:
+            return None, *native.backward(kernel, tensors[:n], tensors[n:], grad, ctx.needs_input_grad[1:])
         dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
         weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
         dweights = [torch.zeros_like(w) for w in weights]

@@ -54,7 +54,7 @@ class Use:
 
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    return [*_reads(), *_rewrites(), *_streams(), *_attentions(), *_steps()]
+    return [*_reads(), *_rewrites(), *_streams(), *_sums(), *_attentions(), *_steps()]
 
 
 def uses() -> list[Use]:
@@ -103,6 +103,24 @@ def _streams() -> Iterator[BackendRow]:
         inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
         yield from _plain_and_native(
             name, getattr(ops, name), getattr(reference, name), inputs, call, "streams"
+        )
+
+
+def _sums() -> Iterator[BackendRow]:
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "mix": [(7,), *[(3, 43, 33)] * 7],
+        "depthwise_causal_conv": [(3, 43, 33), (33, 4), (3, 3, 33)],
+    }
+    calls: dict[str, Callable[..., Tensor]] = {
+        "mix": lambda f, w, *sources: f(sources, w),
+        "depthwise_causal_conv": lambda f, x, w, past: f(x, w, history=past),
+    }
+    kernels = {"mix": "mix", "depthwise_causal_conv": "causal_conv"}
+    for name, call in calls.items():
+        inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
+        yield from _plain_and_native(
+            name, getattr(ops, name), getattr(reference, name), inputs, call, kernels[name]
         )
 
 
