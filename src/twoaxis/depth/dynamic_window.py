@@ -144,7 +144,7 @@ class DynamicWindow(Windowed):
         assert self.window_read is not None
         states, logits, K = self.chosen(state, ctx)
         x = self.window_read.inject(states[-1], self.window_read(states, logits, ctx.cache))
-        share = state["share"] if K is None else torch.add(state["share"], K, alpha=self.part)
+        share = state["share"] if K is None else state["share"] + self.part * K
         return Reads(self.norm(x)), (x, share)
 
     def write(self, state: State, carry: tuple[Tensor, Tensor], y: Tensor, ctx: Context) -> State:
