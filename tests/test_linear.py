@@ -121,3 +121,30 @@ def test_a_bfloat16_product_in_one_graph(monkeypatch):
         torch.testing.assert_close(
             ours, theirs, rtol=1e-2, atol=0
         )  # the graph rounds gradients as torch does
+
+
+@pytest.mark.parametrize("case", ["float32 weight", "float32 bias", "float64 weight", "integers"])
+def test_what_torch_refuses_is_refused_without_units(monkeypatch, case):
+    """Numbers of two dtypes that autocast does not make one are a mistake on every machine."""
+    monkeypatch.setattr("twoaxis.linear.BF16_UNITS", False)
+    (x, weight, bias), _ = product("bfloat16", bias=True)
+    x, weight, bias = {
+        "float32 weight": (x, weight.float(), None),
+        "float32 bias": (x, weight, bias.float()),
+        "float64 weight": (x.float(), weight.double(), None),
+        "integers": (x.long(), weight.float(), None),
+    }[case]
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=case in ("float64 weight", "integers")),
+        pytest.raises(RuntimeError, match="same dtype"),
+    ):
+        linear(x, weight, bias)
+
+
+def test_a_bfloat16_product_under_function_transforms(monkeypatch):
+    monkeypatch.setattr("twoaxis.linear.BF16_UNITS", False)
+    (x, weight), _ = product("bfloat16")
+    assert torch.vmap(lambda a: linear(a, weight))(x).equal(composed(x, weight))
+    found = torch.func.grad(lambda a: linear(a, weight).float().sum())(x)
+    (expected,) = torch.autograd.grad(composed(x, weight).float().sum(), x)
+    torch.testing.assert_close(found, expected)

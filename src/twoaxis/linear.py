@@ -17,6 +17,7 @@ BF16_UNITS = (
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 )
+CASTS = {torch.float32, torch.bfloat16, torch.float16}  # what autocast makes one dtype
 
 
 class Linear(nn.Linear):
@@ -46,20 +47,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ):
         few = torch.mm(weight, x.reshape(rows, -1).t()).t()
         return few.contiguous().view(*x.shape[:-1], -1)
-    if not _emulated(x):
+    if not _emulated(x, weight, bias):
         return F.linear(x, weight, bias)
     x = x.to(torch.bfloat16)
-    y: Tensor = _widened(x, weight) if torch.compiler.is_compiling() else _Widened.apply(x, weight)
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    y: Tensor = _widened(x, weight) if traced else _Widened.apply(x, weight)
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def _emulated(x: Tensor) -> bool:
+def _emulated(x: Tensor, *others: Tensor | None) -> bool:
     """Whether W x would be a bfloat16 product of more than one row that this CPU emulates."""
-    if BF16_UNITS or not x.is_cpu or x.dtype == torch.float64 or x.numel() <= x.shape[-1]:
+    if BF16_UNITS or not x.is_cpu or x.numel() <= x.shape[-1]:
         return False
+    dtypes = {y.dtype for y in (x, *others) if y is not None}
     if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu") == torch.bfloat16
-    return x.dtype == torch.bfloat16
+        return torch.get_autocast_dtype("cpu") == torch.bfloat16 and dtypes <= CASTS
+    return dtypes == {torch.bfloat16}
 
 
 class _Widened(torch.autograd.Function):

@@ -1,13 +1,16 @@
 """States that backward makes again: gradients to the bit, whatever the order in which they are asked for."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import twoaxis
 from configurations import tokens
 from twoaxis import Decoder, ModelConfig
 from twoaxis.ops import delta_rewrite, rebuilt
-from twoaxis.verify.saved import saved_bytes
+from twoaxis.verify.saved import _nodes, _tensors, saved_bytes
 
 METHODS = ["ddl(value_dim=4)", "ddl(value_dim=2, compressor='free')", "hyper_connections", "mhc"]
 
@@ -140,3 +143,61 @@ def test_what_was_changed_in_place_is_refused():
         states["block.4"].add_(1)
     with pytest.raises(RuntimeError, match="changed in place"):
         logits.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "in_place", [lambda x: x.mul_(2), lambda x: x.detach()[:, 0].add_(1)], ids=["all", "a part"]
+)
+def test_a_hook_that_changes_a_state_in_place(in_place, kept):
+    """A rebuilt state would be the one before the change."""
+    m, x = model("ddl(value_dim=4)"), tokens(2, 7)
+    for block in m.blocks[1:3]:
+        block.register_forward_hook(lambda _, args, state: (in_place(state), state)[1])
+
+    def grads():
+        return torch.autograd.grad(m.loss(x, x), list(m.parameters()))
+
+    assert same(grads(), kept(grads))
+
+
+@pytest.mark.parametrize("depth", [*METHODS, "attnres", "delta_attnres"])
+def test_blocks_that_are_recomputed_by_themselves(depth, kept):
+    m, x = model(depth), tokens(2, 7)
+
+    def grads():
+        return torch.autograd.grad(m.loss(x, x), list(m.parameters()))
+
+    expected = kept(grads)
+    for block in m.blocks[1:3]:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    for found, exact in zip(grads(), expected, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+
+
+def held(loss):
+    """The tensors that operators hold on the nodes of a graph, out of autograd's sight."""
+    parts = (part for node in _nodes(loss) if hasattr(node, "__dict__") for part in vars(node).values())
+    return [x for part in parts for x in _tensors(part)]
+
+
+@pytest.mark.parametrize("depth", METHODS)
+def test_nothing_is_held_after_backward(depth):
+    """A loss that is still referred to while the next step runs."""
+    m, x = model(depth), tokens(2, 7)
+    loss = m.loss(x, x)
+    assert held(loss)
+    loss.backward(retain_graph=True)
+    assert held(loss)
+    loss.backward()
+    assert not held(loss)
+
+
+@pytest.mark.parametrize("depth", METHODS)
+def test_frozen_layers_below_hold_nothing(depth):
+    """What autograd does not record is no chain either."""
+    x, counts = tokens(2, 7), []
+    for n_blocks in (3, 6):
+        m = model(depth, n_blocks).requires_grad_(False)
+        m.blocks[-2:].requires_grad_(True)
+        counts.append(saved_bytes(m, x, x.clone()))
+    assert counts[0] == counts[1]

@@ -57,7 +57,7 @@ class _ChannelRead(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, du: Tensor) -> tuple[Tensor | None, ...]:
         weights, *kept = ctx.saved_tensors
-        X = kept[0] if ctx.place is None else ctx.place.state
+        X = kept[0] if ctx.place is None else rebuilt.state_of(ctx)
         dtype, (d, m) = compute_dtype(X), weights.shape
         with full_precision(du):
             g = du.to(dtype).unsqueeze(-1)

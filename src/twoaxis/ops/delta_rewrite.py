@@ -52,7 +52,7 @@ def delta_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor,
         out = _Rewrite.apply(place, eps, *inputs)
     if loop is not None and place is not None:
         run = partial(_rewritten, eps) if library is None else partial(native.rewritten, library, eps)
-        loop.grow(place, rebuilt.Step(run, inputs[1:]), out)
+        loop.grow(place, run, inputs[1:], out)
     return out
 
 
@@ -87,7 +87,9 @@ class _Rewrite(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors if ctx.place is None else (ctx.place.state, *ctx.saved_tensors)
+        tensors = ctx.saved_tensors
+        if ctx.place is not None:
+            tensors = (rebuilt.state_of(ctx), *tensors)
         dtype = compute_dtype(*tensors[:2])
         with full_precision(grad):
             X, h, v, beta = (x.to(dtype) for x in tensors)

@@ -47,75 +47,94 @@ class Step:
 
 @dataclass(eq=False)
 class Chain:
-    """States that follow from one another. kept: some by number; steps: from each to the next."""
+    """States that follow from one another. stride: one in so many is kept; again: those rebuilt, by number, as long
+    as a backward pass may ask; length: how many writes there are."""
 
-    kept: dict[int, Tensor] = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
     stride: int = STRIDE
-    again: dict[int, Tensor] = field(default_factory=dict)  # rebuilt, as long as a backward pass may ask
-
-    def keep(self, number: int, state: Tensor) -> None:
-        """Keep a state; no copy is made."""
-        self.kept[number], self.versions[number] = state.detach(), state._version
-
-    def state(self, number: int) -> Tensor:
-        """A state by number, rebuilt if it is not kept; later rebuilt ones are given up."""
-        for later in [i for i in self.again if i > number]:
-            del self.again[later]
-        start = max(i for i in (*self.kept, *self.again) if i <= number)
-        if start in self.kept:
-            _unchanged((self.kept[start],), (self.versions[start],))
-        x = self.kept[start] if start in self.kept else self.again[start]
-        with torch.no_grad():
-            for i in range(start, number):
-                x = self.again[i + 1] = self.steps[i](x)
-        return x
+    again: dict[int, Tensor] = field(default_factory=dict)
+    length: int = 0
 
 
 @dataclass(eq=False)
 class Place:
-    """One state of a chain, as an operator keeps it in place of the state."""
+    """One state of a chain, as an operator keeps it in place of the state: itself, or a step from the one before.
+
+    Places hold those before them down to a kept one, and nothing holds a place but operators and the place after, so
+    that memory is given up while a backward pass goes down."""
 
     chain: Chain
     number: int
+    before: Place | None = None
+    step: Step | None = None
+    kept: Tensor | None = None
+    version: int = 0
 
-    @property
+    def keep(self, state: Tensor) -> None:
+        """Keep the state; no copy is made."""
+        self.kept, self.version, self.before, self.step = state.detach(), state._version, None, None
+
     def state(self) -> Tensor:
-        """The state itself."""
-        return self.chain.state(self.number)
+        """The state itself, rebuilt if it is not kept; later rebuilt ones are given up."""
+        again = self.chain.again
+        for later in [i for i in again if i > self.number]:
+            del again[later]
+        place, steps = self, []
+        while place.kept is None and place.number not in again:
+            assert place.before is not None
+            assert place.step is not None
+            steps.append(place.step)
+            place = place.before
+        if place.kept is not None:
+            _unchanged((place.kept,), (place.version,))
+        x = again[place.number] if place.kept is None else place.kept
+        with torch.no_grad():
+            for number, step in enumerate(reversed(steps), place.number + 1):
+                x = again[number] = step(x)
+        return x
+
+
+def state_of(ctx: Any) -> Tensor:
+    """The state at `ctx.place`, in the backward of an operator: given up with its saved tensors, as autograd does."""
+    state: Tensor = ctx.place.state()
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.place = None
+    return state
 
 
 class Loop:
-    """A pass through all layers: knows the newest state and where it stands."""
+    """A pass through all layers: knows the newest state, unchanged since, and where it stands."""
 
     def __init__(self) -> None:
         self.newest: Tensor | None = None
+        self.version = 0
         self.place = Place(Chain(), 0)
         self.sources: dict[int, Any] = {}  # of reads over depth, by identity: see `pulled`
+        self.hooks = _hooks()
 
     def place_of(self, state: Tensor, stride: int = STRIDE) -> Place:
         """Where a state stands. One that no write of this loop has made begins a chain, which keeps it.
 
         stride: of the states in that chain, one in so many is kept."""
-        if state is not self.newest:
-            self._begin(state, stride)
-        chain, number = self.place.chain, self.place.number
-        if number % chain.stride == 0 and number not in chain.kept:
-            chain.keep(number, state)
+        if state is not self.newest or state._version != self.version:
+            self._stand(state, Place(Chain(stride), 0))
+        if self.place.number % self.place.chain.stride == 0 and self.place.kept is None:
+            self.place.keep(state)
         return self.place
 
-    def grow(self, place: Place, step: Step, state: Tensor) -> None:
-        """A write has made `state` from the one at `place`."""
-        chain, number = place.chain, place.number + 1
-        if len(chain.steps) != place.number:  # another write from the same state
-            return self._begin(state, chain.stride)
-        chain.steps.append(step)
-        self.newest, self.place = state, Place(chain, number)
-        return None
+    def grow(
+        self, place: Place, run: Callable[..., Tensor], given: tuple[Tensor, ...], state: Tensor
+    ) -> None:
+        """A write has made `state`, `run(the one at place, *given)`."""
+        chain = place.chain
+        if (
+            not state.requires_grad or chain.length != place.number
+        ):  # nothing before it asks, or another write has
+            return  # the state will begin a chain
+        chain.length += 1
+        self._stand(state, Place(chain, chain.length, place, Step(run, given)))
 
-    def _begin(self, state: Tensor, stride: int) -> None:
-        self.newest, self.place = state, Place(Chain(stride=stride), 0)
+    def _stand(self, state: Tensor, place: Place) -> None:
+        self.newest, self.version, self.place = state, state._version, place
 
 
 @contextmanager
@@ -133,10 +152,18 @@ def loop(open_: bool) -> Iterator[None]:
 
 
 def current() -> Loop | None:
-    """The loop that is open here, if gradients are recorded."""
+    """The loop that is open here, if gradients are recorded and what is saved goes where the loop's own goes.
+
+    Other hooks on saved tensors than at its beginning are those of a part that is recomputed by itself."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return None
-    return _open.get()
+    found = _open.get()
+    return None if found is None or _hooks() != found.hooks else found
+
+
+def _hooks() -> Any:
+    """The hooks that tensors saved for backward pass through here, None without any."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def _unchanged(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:

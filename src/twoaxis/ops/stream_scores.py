@@ -55,7 +55,7 @@ def place_of(streams: Tensor) -> rebuilt.Place | None:
 
 def streams_of(ctx: Any, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What was saved, with the streams in front."""
-    return kept if ctx.place is None else (ctx.place.state, *kept)
+    return kept if ctx.place is None else (rebuilt.state_of(ctx), *kept)
 
 
 def _transposed_product(x: Tensor, dy: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ are (..., n, d); everything runs in at least float32 and is cast once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,14 +48,17 @@ def stream_write(streams: Tensor, mixing: Tensor | None, weights: Tensor, branch
         equated: Tensor = equation(streams, mixing, weights, branch)
         return equated
     loop, place = rebuilt.current(), place_of(streams)
+    run: Callable[..., Tensor]
+    given: tuple[Tensor, ...]
     out: Tensor
     if mixing is None:
-        out, step = _Add.apply(weights, branch, streams), rebuilt.Step(_added, (weights, branch))
+        run, given = _added, (weights, branch)
+        out = _Add.apply(weights, branch, streams)
     else:
-        out = _Write.apply(place, streams, mixing, weights, branch)
-        step = rebuilt.Step(_written, (mixing, weights, branch))
+        run, given = _written, (mixing, weights, branch)
+        out = _Write.apply(place, streams, *given)
     if loop is not None and place is not None:
-        loop.grow(place, step, out)
+        loop.grow(place, run, given, out)
     return out
 
 

@@ -126,8 +126,8 @@ def _registered(counter: FlopCounterMode, found: Flops) -> Iterator[None]:
         for function in FAST:
             quiet = staticmethod(_muted(function.backward, counter, found))
             stack.enter_context(patch.object(function, "backward", quiet))
-        again = _muted(ops.rebuilt.Chain.state, counter, found)  # states that backward passes make again
-        stack.enter_context(patch.object(ops.rebuilt.Chain, "state", again))
+        again = _muted(ops.rebuilt.Place.state, counter, found)  # states that backward passes make again
+        stack.enter_context(patch.object(ops.rebuilt.Place, "state", again))
         yield
 
 

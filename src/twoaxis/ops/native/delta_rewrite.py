@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..first_order import first_order
-from ..rebuilt import Place
+from ..rebuilt import Place, state_of
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
@@ -53,8 +53,9 @@ class NativeRewrite(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        kept = () if ctx.place is None else (ctx.place.state,)
-        inputs: tuple[Tensor, ...] = (*kept, *ctx.saved_tensors)
+        inputs: tuple[Tensor, ...] = ctx.saved_tensors
+        if ctx.place is not None:
+            inputs = (state_of(ctx), *inputs)
         state, direction, value, gate = inputs
         dstate = torch.empty(state.shape, dtype=state.dtype)
         ddirection = torch.empty(direction.shape, dtype=state.dtype)
