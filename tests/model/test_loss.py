@@ -82,3 +82,11 @@ def test_an_older_torch_is_named(monkeypatch):
     monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
     with pytest.raises(InputError, match=r"chunked loss: needs torch 2\.13 or newer"):
         chunked_token_loss(*case())
+
+
+def test_a_second_derivative_is_refused():
+    """Beside other terms torch would drop this one's without a word."""
+    x, weight, targets = case()
+    loss = chunked_token_loss(x, weight, targets) + x.square().sum()
+    with pytest.raises(RuntimeError, match=r"create_graph=True through the chunked loss"):
+        torch.autograd.grad(loss, x, create_graph=True)
