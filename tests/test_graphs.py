@@ -52,6 +52,28 @@ def test_a_step_leaves_no_graph() -> None:
     assert all(torch.tensor(history).isfinite())
 
 
+@pytest.mark.parametrize(
+    "depth", [pytest.param(d, marks=[] if d == "hyper_connections" else pytest.mark.full) for d in depths()]
+)
+def test_the_whole_model_is_one_graph(depth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # embeddings, every layer and the head in one graph; results and gradients as without
+    monkeypatch.setenv("TWOAXIS_BACKEND", "plain")
+    model = Case(depth).model(n_blocks=2)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    whole = torch.compile(model, backend=counter, fullgraph=True)
+    grads = []
+    for run in (model, whole):
+        out = run(tokens())
+        grads.append(torch.autograd.grad(out.square().mean(), list(model.parameters()), allow_unused=True))
+    assert counter.frame_count == 1
+    for one, other in zip(*grads, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("depth", COMPILED)
 def test_blocks_compile_whole(depth: str) -> None:
     # blocks compiled one by one with their index: no graph break, results and gradients as without
@@ -71,7 +93,15 @@ def test_blocks_compile_whole(depth: str) -> None:
 
 @pytest.mark.parametrize(
     ("depth", "most"),
-    [("additive", 1), ("hyper_connections", 1), pytest.param("denseformer", 12, marks=pytest.mark.full)],
+    [
+        ("additive", 1),
+        ("hyper_connections", 1),
+        pytest.param("ddl", 1, marks=pytest.mark.full),
+        pytest.param("ddl(value_dim=4)", 1, marks=pytest.mark.full),
+        pytest.param("mhc", 2, marks=pytest.mark.full),  # the first sublayer mixes nothing
+        pytest.param("attnres", 12, marks=pytest.mark.full),  # one for every number of sources
+        pytest.param("denseformer", 12, marks=pytest.mark.full),
+    ],
 )
 def test_alike_blocks_share_a_graph(depth: str, most: int) -> None:
     # 12 blocks with an index attribute: the compile count does not grow beyond what shapes force

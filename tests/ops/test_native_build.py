@@ -209,6 +209,36 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+SPAWNED = """
+import torch
+from torch.utils.data import DataLoader
+from twoaxis.ops import depth_read
+
+class Reads(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return depth_read(torch.ones(24), [torch.full((99, 24), float(i + j)) for j in range(3)])
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    alone = [Reads()[i] for i in range(4)]
+    for start in ("fork", "spawn"):
+        loader = DataLoader(Reads(), batch_size=None, num_workers=2, multiprocessing_context=start)
+        assert all(torch.equal(a, b) for a, b in zip(alone, loader, strict=True)), start
+"""
+
+
+@needs_kernel("depth_read")
+@pytest.mark.full
+def test_workers_of_a_data_loader(tmp_path):
+    """Kernels inside forked and spawned workers, after they ran in the parent."""
+    (tmp_path / "workers.py").write_text(SPAWNED)
+    environment = os.environ | {"TWOAXIS_BACKEND": "native", "PYTHONWARNINGS": "ignore"}
+    subprocess.run([sys.executable, str(tmp_path / "workers.py")], check=True, timeout=100, env=environment)
+
+
 @needs_kernel("depth_read")
 def test_a_forked_child_does_not_hang():
     environment = os.environ | {"TWOAXIS_BACKEND": "native", "PYTHONWARNINGS": "ignore"}

@@ -109,9 +109,10 @@ class ChannelCompressor(Compressor):
         return (windows[:, left : left + m].flip(1) * self.read[:, None]).sum(1)
 
     def forward(self, X: Tensor, ctx: Context, memory: ConvMemory | None) -> Tensor:
+        if ctx.cache is None:
+            return channel_read(X, self.effective())
         name = ("effective", id(self))  # a block's places share it, and in decoding fold it once
-        folded = self.effective() if ctx.cache is None else ctx.cache.once(name, self.effective)
-        return channel_read(X, folded)
+        return channel_read(X, ctx.cache.once(name, self.effective))
 
 
 class FreeCompressor(Compressor):

@@ -1,0 +1,176 @@
+"""What `operators.py` compares: our operators, their plain paths, public packages where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis import Context
+from twoaxis.depth import build
+from twoaxis.ops import choice, depth_read, depthwise_causal_conv, local_attention, mix, pulled
+from twoaxis.ops.native import depth_pull
+
+Run = Callable[[], object]
+Case = tuple[str, dict[str, Run]]  # what is computed, and by whom; the first one is ours
+
+
+def both(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
+    """Forward and backward, all gradients."""
+    cotangent = torch.randn_like(f(*inputs))
+    return lambda: torch.autograd.grad(f(*inputs), inputs, cotangent)
+
+
+def forward(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
+    def run() -> None:
+        with torch.no_grad():
+            f(*inputs)
+
+    return run
+
+
+def by(backend: str, f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*inputs: Tensor) -> Tensor:
+        with choice.requesting(backend):
+            return f(*inputs)
+
+    return run
+
+
+def two(f: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    return {"native": by("native", f), "plain": by("plain", f)}
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def copying(tensors: float, like: Tensor) -> dict[str, Run]:
+    """A copy that moves as many bytes as so many tensors have: the machine's limit."""
+    copied = torch.randn(int(tensors * like.numel() / 2)).to(like.dtype)
+    into = torch.empty_like(copied)
+    return {"copy limit": lambda: into.copy_(copied)}
+
+
+def stacked(query: Tensor, *sources: Tensor) -> Tensor:
+    """The read as public code writes it."""
+    v = torch.stack(sources)
+    key = v * v.float().square().mean(-1, keepdim=True).add(1e-6).rsqrt().to(v.dtype)
+    a = torch.einsum("d,nbtd->nbt", query, key).softmax(0)
+    return torch.einsum("nbt,nbtd->btd", a, v)
+
+
+def depth(dtype: torch.dtype) -> Iterator[Case]:
+    for n in (13, 25):
+        sources = tuple(torch.randn(4, 512, 512).to(dtype).requires_grad_() for _ in range(n))
+        inputs = (torch.randn(512).to(dtype).requires_grad_(), *sources)
+        fs = {**two(lambda q, *xs: depth_read(q, xs)), "stacked einsum": stacked}
+        if installed("attn_res"):
+            from attn_res.main import AttnResOperator
+
+            peer = AttnResOperator(512).to(dtype)
+            fs["attn-res"] = lambda q, *xs, peer=peer: peer(torch.stack(xs)) + 0 * q.sum()
+        name = f"depth_read, {n} sources of (4, 512, 512)"
+        yield f"{name}, forward", {w: forward(f, inputs) for w, f in fs.items()} | copying(n + 1, sources[0])
+        yield f"{name}, forward + backward", {who: both(f, inputs) for who, f in fs.items()}
+        yield from pull(n, sources[0].detach().flatten(0, 1))
+
+
+def pull(n: int, x: Tensor) -> Iterator[Case]:
+    """One source's gradient from n reads."""
+    maps = [(torch.randn(n, len(x), 1), torch.randn(n, len(x), 1), torch.randn(n, len(x))) for _ in range(n)]
+    left = [
+        (pulled.Left(torch.randn(x.shape), *m, torch.randn(1, x.shape[1])), i) for i, m in enumerate(maps)
+    ]
+    runs: dict[str, Run] = {"plain": lambda: pulled.gathered(x, left)}
+    library = choice.library("depth_pull")
+    if library is not None:
+        runs = {"native": lambda: depth_pull.gathered(library, x, left), **runs}
+    limit = copying(n + 2 * x.element_size() / 4, torch.empty(x.shape))
+    yield f"a source's gradient from {n} reads, (4, 512, 512)", runs | limit
+
+
+def streams(dtype: torch.dtype) -> Iterator[Case]:
+    """One sublayer of Hyper-Connections around nothing: scores, read, norm, write."""
+    _, ((ours,),) = build("hyper_connections(streams=4)", 512, [["mlp"]])
+    H = torch.randn(4, 512, 4, 512).to(dtype).requires_grad_()
+    inputs = (H, *ours.parameters())
+    runs = {
+        who: both(f, inputs)
+        for who, f in two(lambda H, *rest: ours(H, lambda reads, ctx: reads.x, Context())).items()
+    }
+    if installed("hyper_connections"):
+        from hyper_connections import HyperConnections
+
+        peer = HyperConnections(4, dim=512, branch=nn.RMSNorm(512), layer_index=0)
+        flat = torch.randn(16, 512, 512).to(dtype).requires_grad_()
+        wanted = [
+            p
+            for p in peer.parameters()
+            if torch.autograd.grad(peer(flat).sum(), p, allow_unused=True)[0] is not None
+        ]
+        runs["hyper-connections"] = both(lambda x, *rest: peer(x), (flat, *wanted))
+    yield "a sublayer of hyper_connections, n=4 streams of (4, 512, 512), forward + backward", runs
+
+
+def sums(dtype: torch.dtype) -> Iterator[Case]:
+    sources = tuple(torch.randn(4, 512, 512).to(dtype).requires_grad_() for _ in range(13))
+    inputs = (torch.randn(13).requires_grad_(), *sources)
+    name, fs = "mix, 13 sources of (4, 512, 512)", two(lambda w, *xs: mix(xs, w))
+    yield f"{name}, forward", {w: forward(f, inputs) for w, f in fs.items()} | copying(14, sources[0])
+    yield (
+        f"{name}, forward + backward",
+        {who: both(f, inputs) for who, f in fs.items()} | copying(41, sources[0]),
+    )
+    x, w = sources[0], torch.randn(512, 4).to(dtype).requires_grad_()
+    weight = w.detach().flip(1).unsqueeze(1).requires_grad_()
+    name, fs = "causal convolution, kernel 4, (4, 512, 512), forward + backward", two(depthwise_causal_conv)
+    runs = {who: both(f, (x, w)) for who, f in fs.items()}
+    conv = both(lambda x, w: nn.functional.conv1d(x.mT, w, padding=3, groups=512)[..., :-3].mT, (x, weight))
+    yield name, {**runs, "conv1d": conv}
+
+
+def attention(B: int, T: int, window: int | None, dtype: torch.dtype, peers: bool = True) -> Iterator[Case]:
+    inputs = tuple(torch.randn(B, T, 8, 64).to(dtype).transpose(1, 2).requires_grad_() for _ in range(3))
+
+    def ours(backend: str) -> Callable[..., Tensor]:
+        return lambda q, k, v: local_attention(q, k, v, window, backend=backend)
+
+    fs: dict[str, Callable[..., Tensor]] = {name: ours(name) for name in ("native", "blocked")}
+    only_forward: dict[str, Callable[..., Tensor]] = {}
+    if peers:
+        fs["SDPA causal"] = lambda q, k, v: local_attention(q, k, v, None, backend="sdpa")
+    if peers and window is not None:
+        only_forward["FlexAttention, compiled"] = ours("flex")  # it has no backward on a CPU
+    if peers and window is not None and installed("local_attention"):
+        from local_attention import LocalAttention
+
+        for size in (16, 32, 64):  # its windows are whole blocks: as many as reach as far as ours
+            peer = LocalAttention(
+                window_size=size, look_backward=-(-(window - 1) // size), causal=True, exact_windowsize=True,
+                autopad=True, use_rotary_pos_emb=False,
+            )  # fmt: skip
+            fs[f"local-attention, blocks of {size}"] = lambda q, k, v, peer=peer: peer(q, k, v)
+    name = f"{'full causal' if window is None else f'window {window}'}, B={B}, H=8, D=64, T={T}"
+    yield f"{name}, forward", {who: forward(f, inputs) for who, f in (fs | only_forward).items()}
+    yield f"{name}, forward + backward", {who: both(f, inputs) for who, f in fs.items()}
+
+
+def cases(only: list[str], tokens: list[int], dtype: torch.dtype) -> Iterator[Case]:
+    """The cases of the kinds in `only`."""
+    if "depth" in only:
+        yield from depth(dtype)
+    if "streams" in only:
+        yield from streams(dtype)
+    if "sums" in only:
+        yield from sums(dtype)
+    if "window" in only:
+        for T in tokens:
+            yield from attention(1, T, 64, dtype)
+    if "full" in only:
+        yield from attention(4, 512, None, dtype)
+    if "linear" in only:
+        for power in range(10, 17):
+            yield from attention(1, 2**power, 64, dtype, peers=False)
