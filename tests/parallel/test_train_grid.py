@@ -56,6 +56,19 @@ def test_shards_of_a_pipeline_are_read_by_one_process_and_by_another_pipeline(wo
     same(rows(tmp_path / "run"), rows(tmp_path / "one"))
 
 
+def test_heads_over_two_processes_then_one_then_heads_and_shares_over_four(world, tmp_path):
+    cfg = of_one_process(tmp_path, steps=6, eval_every=2)
+    cfg["model"] |= {"qk_norm": True, "depth": "attnres"}
+    alone(cfg, tmp_path / "one")
+    out, heads = str(tmp_path / "run"), {"tensor_parallel": 2}
+    world(2).run("cases.trained", {**cfg, **heads, **SHARDED, "steps": 2}, out)
+    alone({**cfg, "steps": 4}, out, resume=True)
+    world(4).run("cases.trained", {**cfg, **heads, **FSDP, **SHARDED, "batch_size": 2}, out, resume=True)
+    same(rows(tmp_path / "run"), rows(tmp_path / "one"))
+    a, b = (load_run(tmp_path / name)[0].state_dict() for name in ("one", "run"))
+    assert all((a[k] - b[k]).abs().max() < 1e-5 for k in a)
+
+
 # pitfalls, randomness: "identical initial weights on all ranks; both reproducible from one seed"
 def test_dropout_draws_other_numbers_on_each_process_and_goes_on_exactly(world, tmp_path):
     cfg = of_one_process(tmp_path, data_parallel=2, batch_size=2, steps=4)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from twoaxis.errors import InputError, RunError
 from twoaxis.train.config import TrainConfig
@@ -54,11 +55,24 @@ def process_group(cfg: TrainConfig) -> Iterator[int]:
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     with lost("while starting", cfg.timeout):
-        dist.init_process_group(backend, timeout=timedelta(minutes=cfg.timeout))
+        _meet(backend, timedelta(minutes=cfg.timeout))
         try:
             yield dist.get_rank()
         finally:
             dist.destroy_process_group()
+
+
+def _meet(backend: str, timeout: timedelta) -> None:
+    """Make the process group that torchrun's environment describes.
+
+    Torchrun keeps one store over its restarts, where addresses of processes that are gone still stand: each attempt
+    gets names of its own.
+    """
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
