@@ -83,13 +83,15 @@ def equal_training(
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Equal to 1e-10, in float32 to 1e-5 of each tensor's largest entry and of 1e-2 of the largest of all."""
-    if found["loss"].dtype == torch.float64:
-        return torch.testing.assert_close(found, {name: expected[name] for name in found}, **CLOSE)
+    """Equal to 1e-10, in float32 to 1e-5, of each tensor's largest entry and of 1e-2 of the largest of all."""
+    close = 1e-10 if found["loss"].dtype == torch.float64 else 1e-5
     largest = {name: float(expected[name].abs().max()) for name in found}
     floor = 1e-2 * max(largest.values())
     wrong = {n: float((t - expected[n]).abs().max()) / max(largest[n], floor) for n, t in found.items()}
-    assert max(wrong.values()) < 1e-5, max(wrong.items(), key=lambda item: item[1])
+    name = max(wrong, key=lambda n: wrong[n])
+    assert wrong[name] < close, (
+        f"{name}: {wrong[name]:.2g} of {largest[name]:.2g}, the largest is {100 * floor:.2g}"
+    )
 
 
 def sent_over_links(depth: str, sequence: str, schedule: str, virtual: int = 1) -> dict[tuple[int, str], int]:
@@ -120,7 +122,9 @@ def descend(model: Decoder | Pipeline, step: int, segments: bool) -> tuple[Tenso
     assert all(g is not None for g in gradients.values())
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter -= 0.01 * gradients[name]
+            parameter -= (
+                1e-3 * gradients[name]
+            )  # longer steps let rounding grow a hundredfold each (muddformer)
     return loss.detach(), {n: g.clone() for n, g in gradients.items()}
 
 

@@ -44,14 +44,25 @@ def test_what_is_trained_is_what_a_step_allocates(optimizer, precision):
     assert needs.optimizer == sum(t.nbytes for t in trained.state().values())
 
 
-def test_one_process_keeps_what_the_cost_says():
-    (needs,) = dry_run(config(accumulation=3)).ranks
-    total = cost(SMALL, 2, 5)
-    assert needs.activations + needs.state == total.saved_bytes - 8  # a pipeline knows the number of targets
-    (again,) = dry_run(config(checkpointing=True)).ranks
+@pytest.mark.parametrize("depth", ["ddl", "attnres", "hyper_connections"])
+def test_one_process_keeps_what_the_cost_says(depth):
+    model = dataclasses.replace(SMALL, depth=depth)
+    (needs,) = dry_run(config(model, accumulation=3)).ranks
+    total = cost(model, 2, 5)
+    assert needs.activations + needs.state == total.saved_bytes - 8  # training knows the number of targets
+    (again,) = dry_run(config(model, checkpointing=True)).ranks
     assert again.activations + again.state == total.saved_bytes_checkpointed - 8
     assert again.recomputed == total.recomputed_bytes
     assert (needs.live, needs.sent) == (1, {"pipeline": 0, "tensor": 0, "data": 0})
+
+
+def test_what_waits_on_the_host_is_not_on_the_device():
+    plain, host, cores = (dry_run(config(saved=way)).ranks[0] for way in ("all", "host", "cores"))
+    assert host.activations + host.state < 0.1 * (plain.activations + plain.state)
+    assert host.host > 0.9 * (plain.activations + plain.state)
+    assert 0 < host.recomputed < host.host / 2
+    assert cores.activations + cores.state < plain.activations + plain.state
+    assert plain.host == cores.host == 0
 
 
 def test_slices_and_copies_divide_what_they_should():

@@ -99,6 +99,8 @@ def _text(told: dict[str, Any]) -> str:
         both = " ".join(_gb(rank["bytes"][way]) for way in ("whole", "sharded"))
         sent = " ".join(_gb(rank["sent"][to]) for to in ("pipeline", "tensor", "data"))
         lines.append(f"{rank['rank']:>4} {rank['parameters']:>12,} {held} {rank['live']:>5} {both} {sent}")
+    host = max(rank["host"] for rank in told["ranks"])
+    lines += [f"the host holds up to {host / 1e9:.3g} GB of each process besides"] if host else []
     return "\n".join([*lines, "", *_verdict(told)])
 
 

@@ -13,19 +13,20 @@ from typing import Literal
 
 from twoaxis.tape import Array, Kernel, Tape
 
-Recompute = Literal["none", "blocks", "cores"]
+Saved = Literal["all", "blocks", "cores", "host"]  # as in `model/saving.py`
 
 
 @dataclass(frozen=True)
 class Kept:
     """The arrays that one stage keeps. state: those that are part of the state at a block boundary.
 
-    again: more, while the largest part is recomputed.
+    again: more, while the largest part is recomputed, or brought back from the host. host: what is kept there.
     """
 
     arrays: frozenset[Array]
     state: frozenset[Array]
     again: frozenset[Array] = frozenset()
+    host: frozenset[Array] = frozenset()
 
 
 def kept(
@@ -33,17 +34,20 @@ def kept(
     blocks: range,
     first: bool = True,
     last: bool = True,
-    recompute: Recompute = "none",
+    saved: Saved = "all",
     every: int = 1,
     absent: frozenset[Array] = frozenset(),
     hands_on: bool = True,
+    loop: bool = False,
 ) -> Kept:
     """What the stage that runs `blocks` keeps. first, last: whether it has the network's ends (another stage may have
     no block at all).
 
     absent: arrays of the entering state in whose place it gets something else. hands_on: whether the state that
-    leaves is itself what is sent. recompute: of every `every`-th block nothing but its input is kept ("blocks"), or of
-    its cores nothing but theirs ("cores": the depth reads and writes are kept).
+    leaves is itself what is sent. loop: whether this is the decoder's own loop, in which some states are made again
+    (`ops/rebuilt.py`). saved: of every `every`-th block nothing but its input is kept ("blocks"), or of
+    its cores nothing but theirs ("cores": the depth reads and writes are kept). Of methods that work inside an
+    attention what its halves hand to each other is counted as one part.
     """
     starts = [start for start, _ in t.boundaries]
     begin, end = _ends(t, blocks, first, last)
@@ -55,27 +59,35 @@ def kept(
         *(t.kernels[: starts[0]] if first else ()),
         *(kernels[starts[-1] - begin :] if last else ()),
     ]
-    found.update(_saved(ends))
+    found.update(_saved(ends, loop))
     for block in blocks:
         inside = t.kernels[starts[block] : starts[block + 1]]
-        parts = [inside] if recompute == "blocks" else list(_cores(inside)) if recompute == "cores" else []
+        parts = [inside] if saved == "blocks" else list(_cores(inside)) if saved == "cores" else []
         parts = [] if block % every else parts
         remade = {k for part in parts for k in part}
-        kept_here = set(_saved([k for k in inside if k not in remade]))
+        kept_here = set(_saved([k for k in inside if k not in remade], loop))
         for part in parts:
             own = {x.root for k in part for x in k.outputs}
             kept_here.update(x.root for k in part for x in k.held)
-            read = {x.root for k in part for x in k.inputs}.union(
-                x.root for x in t.boundaries[block][1] if recompute == "blocks"
-            )
+            read = {x.root for x in t.boundaries[block][1]}
+            if saved == "cores":
+                read = {x.root for k in part for x in k.inputs}
             kept_here.update(x for x in read if x not in own and not x.parameter)
         found |= kept_here
-        again = max([again, *(set(_saved(part)) - found for part in parts)], key=_nbytes)
+        again = max([again, *(set(_saved(part, loop)) - found for part in parts)], key=_nbytes)
     states = {x.root for _, state in t.boundaries[blocks.start : blocks.stop + 1] for x in state}
+    host = set[Array]()
+    if saved == "host":
+        held = {x.root for k in kernels for x in k.held}
+        host = {x for x in found if x not in held and not _integers(x)}
+        found -= host
+        again = max(
+            (host & set(_saved(t.kernels[starts[b] : starts[b + 1]], loop)) for b in blocks), key=_nbytes
+        )
     others = (*t.kernels[:begin], *t.kernels[end:])
     elsewhere = {x.root for k in others for x in k.outputs}.difference(entered)
     arrays = {x for x in (*found, *entered, *left) if x not in elsewhere}
-    return Kept(frozenset(arrays), frozenset(arrays & states), frozenset(again))
+    return Kept(frozenset(arrays), frozenset(arrays & states), frozenset(again), frozenset(host - elsewhere))
 
 
 def stage_pass(t: Tape, blocks: range, first: bool = True, last: bool = True) -> Tape:
@@ -101,8 +113,14 @@ def _ends(t: Tape, blocks: range, first: bool, last: bool) -> tuple[int, int]:
     return begin, len(t.kernels) if last else t.boundaries[blocks.stop][0]
 
 
-def _saved(kernels: list[Kernel]) -> Iterator[Array]:
-    return (x.root for k in kernels for x in (*k.keep, *k.held) if not x.root.parameter)
+def _saved(kernels: list[Kernel], loop: bool) -> Iterator[Array]:
+    every = (x.root for k in kernels for x in (*k.keep, *k.held, *(() if loop else k.rebuilt)))
+    return (x for x in every if not x.parameter)
+
+
+def _integers(x: Array) -> bool:
+    """Token ids and the like, which stay on the device."""
+    return x.constant and x.itemsize == 8 and x.width == 1
 
 
 def _cores(kernels: list[Kernel]) -> Iterator[list[Kernel]]:

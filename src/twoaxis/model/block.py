@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +23,8 @@ class Block(nn.Module):
         self.connections = nn.ModuleList(connections)
         self.cores = nn.ModuleList(cores)
 
-    def forward(self, state: State, ctx: Context) -> State:
+    def forward(self, state: State, ctx: Context, around: Callable[[Any], Any] | None = None) -> State:
+        """around: what stands in each core's place, made of the core (see `saving.py`)."""
         for connection, core in zip(self.connections, self.cores, strict=True):
-            state = connection(state, core, ctx)
+            state = connection(state, core if around is None else around(core), ctx)
         return state

@@ -18,6 +18,7 @@ from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
 from twoaxis.model.loss import chunked_token_loss, token_loss
+from twoaxis.model.saving import Saving
 from twoaxis.ops import rebuilt
 from twoaxis.ops.choice import settled
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
@@ -50,7 +51,7 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
         else:
             init_embedding(self.head, layout)
-        self.checkpointing = False  # recompute each block in backward
+        self.saving = Saving()  # what stays for the backward pass
         self.rebuilding = True  # make states again in backward, across blocks (`ops/rebuilt.py`)
         self.depth_window: DepthRule | None = None  # see `depth_windows`
         self.recomputes = parse_history(cfg.history).recompute  # keep nothing of the depth axis for backward
@@ -125,14 +126,14 @@ class Decoder(nn.Module):
 
     def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> tuple[Tensor, Any]:
         """From embeddings (B, T, d) to what `to_the_end` gives."""
-        again = self.checkpointing and self.training and ctx.cache is None
-        rebuilds = self.rebuilding and not again and not (self.recomputes and self.training)
-        with rebuilt.loop(ctx.cache is None and rebuilds):
+        plain = self.saving.saved == "all" and not self.recomputes
+        loop = rebuilt.loop(ctx.cache is None and self.rebuilding and (plain or not self.training))
+        with loop, self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:
                 states["block.0"] = state
             for index, block in enumerate(self.blocks):
-                state = checkpoint(block, state, ctx, use_reentrant=False) if again else block(state, ctx)
+                state = self.saving.through(block, index, state, ctx)
                 if states is not None:
                     states[f"block.{index + 1}"] = state
             return self.stream.close(state, ctx), state
@@ -195,6 +196,15 @@ class Decoder(nn.Module):
             else:
                 rules[name] = owners[owner].param_rule(name[len(owner) + 1 :])
         return rules
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether every block is recomputed in backward: `saving` in short, which setting it sets."""
+        return self.saving == Saving("blocks")
+
+    @checkpointing.setter
+    def checkpointing(self, wanted: bool) -> None:
+        self.saving = Saving("blocks" if wanted else "all")
 
     @property
     def state_dtype(self) -> torch.dtype:

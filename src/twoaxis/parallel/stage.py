@@ -44,7 +44,7 @@ class StageModule(nn.Module):
         self, *inputs: Tensor, segments: Tensor | None = None, positions: Tensor | None = None
     ) -> Any:
         """See the class."""
-        with self.computing():
+        with self.computing(), self.model.saving.around(self.model, inputs[0].device):
             if self.model.recomputes and self.training and torch.is_grad_enabled():
                 return checkpoint(self._run, inputs, segments, positions, use_reentrant=False)
             return self._run(inputs, segments, positions)
@@ -59,11 +59,7 @@ class StageModule(nn.Module):
             named = {n: t.to(model.state_dtype) for n, t in zip(names, inputs, strict=True)}
             state = self.entry.boundary.unpack(named)
         for index in self.stage.blocks:
-            block = model.blocks[index]
-            if model.checkpointing and self.training and torch.is_grad_enabled():
-                state = checkpoint(block, state, ctx, use_reentrant=False)
-            else:
-                state = block(state, ctx)
+            state = model.saving.through(model.blocks[index], index, state, ctx)
         if self.exit is None:
             x = model.stream.close(state, ctx)
             return model.head(x.to(model.head.weight.dtype))

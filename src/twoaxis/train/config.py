@@ -13,6 +13,7 @@ from twoaxis import spec
 from twoaxis.depth.history_spec import parse_history
 from twoaxis.errors import InputError
 from twoaxis.model import ModelConfig
+from twoaxis.model.saving import Saved, Saving
 from twoaxis.train.keys import check_keys
 
 Precision = Literal["float32", "autocast", "bf16_master"]
@@ -26,7 +27,7 @@ LOGGERS = ("tensorboard", "wandb", "trackio")
 FREE = (
     *("eval_every", "eval_tokens", "checkpoint_every", "keep_checkpoints", "loggers"),
     *("keep_every", "checkpoint_format", "checkpoint_async"),
-    *("device", "compile", "checkpointing", "sharding", "tensor_parallel", "timeout"),
+    *("device", "compile", "checkpointing", "saved", "saved_every", "sharding", "tensor_parallel", "timeout"),
     *(
         "pipeline",
         "pipeline_virtual",
@@ -72,6 +73,11 @@ class TrainConfig:
         "float32"
     )
     checkpointing: Annotated[bool, "recompute blocks in the backward pass instead of keeping them"] = False
+    saved: Annotated[
+        Saved,
+        "for backward: all; of blocks or of cores their inputs alone; host: all of it, in the host's memory",
+    ] = "all"
+    saved_every: Annotated[int, "blocks or cores: in every so many-th block only"] = 1
     chunked_loss: Annotated[bool, "logits for some tokens at a time: less memory, slower on a CPU"] = False
     compile: Annotated[bool, "compile each block with torch.compile"] = False
     seed: Annotated[int, "of weights, data order and dropout"] = 0
@@ -115,6 +121,7 @@ class TrainConfig:
             "keep_checkpoints",
             "data_parallel",
             "tensor_parallel",
+            "saved_every",
             "pipeline",
             "pipeline_virtual",
         ):
@@ -136,6 +143,14 @@ class TrainConfig:
         term = self.model.depth_config().loss_term
         allowed = f"0: {self.model.depth} has no loss term of its own, as dynamic_window has"
         self._require("depth_loss", bool(term) or self.depth_loss == 0, allowed)
+        allowed = "all or blocks with checkpointing, which is blocks"
+        self._require("saved", not self.checkpointing or self.saved in ("all", "blocks"), allowed)
+        again = self.checkpointing or self.saved in ("blocks", "cores")
+        self._require(
+            "saved_every", self.saved_every == 1 or again, "1 unless blocks or cores are recomputed"
+        )
+        allowed = "all or blocks with compile, which sees a block as one"
+        self._require("saved", not self.compile or self.saved in ("all", "blocks"), allowed)
         rounds = parse_history(self.model.history).dtype != "full"
         allowed = "False with a history in fewer bits, which cannot pass between compiled blocks"
         self._require("compile", not (self.compile and rounds), allowed)
@@ -152,6 +167,11 @@ class TrainConfig:
     def rows_per_step(self) -> int:
         """Rows of one optimiser step, over all processes."""
         return self.batch_size * self.accumulation * self.data_parallel
+
+    @property
+    def saving(self) -> Saving:
+        """What stays of a forward pass, as the model takes it."""
+        return Saving("blocks" if self.checkpointing else self.saved, self.saved_every)
 
     @property
     def tokens_per_step(self) -> int:

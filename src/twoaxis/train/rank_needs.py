@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from twoaxis.cost.mesh import Mesh
 from twoaxis.cost.schedules import peak
 from twoaxis.cost.simulate import Timeline
-from twoaxis.cost.stages import Recompute, kept, sliced
+from twoaxis.cost.stages import kept, sliced
 from twoaxis.model import Decoder
 from twoaxis.parallel import Link, Plan
 from twoaxis.parallel.boundary import boundaries
@@ -29,8 +29,8 @@ class RankNeeds:
 
     parameters: numbers of this slice. gathered: of a block's whole weights, where they are sharded. activations,
     state: kept for backward by the micro-batches under way, of which `live` are stage passes; state: the residual
-    state at block boundaries. recomputed: more while a block is computed again. sent: to other stages, slices and
-    copies.
+    state at block boundaries. recomputed: more while a block is computed again or brought back from the host, which
+    then holds `host` bytes besides. sent: to other stages, slices and copies.
     """
 
     rank: int
@@ -44,6 +44,7 @@ class RankNeeds:
     activations: int
     state: int
     recomputed: int
+    host: int
     live: int
     sent: dict[str, int]
 
@@ -77,6 +78,7 @@ def rank_needs(cfg: TrainConfig, mesh: Mesh, plan: Plan, t: Tape, line: Timeline
                 activations=round(sum(n * x for n, x in zip(most, one.activations, strict=False))),
                 state=round(sum(n * x for n, x in zip(most, one.state, strict=False))),
                 recomputed=round(max(one.again[s.index] for s in mine)),
+                host=round(sum(n * x for n, x in zip(peak(order, one.host), one.host, strict=False))),
                 live=line.live[rank],
                 sent=_sent(cfg, mesh, plan, rank, blocks, 4 * numbers, t.itemsize),
             )
@@ -90,12 +92,11 @@ class MicroBatch:
     def __init__(self, cfg: TrainConfig, mesh: Mesh, plan: Plan, t: Tape) -> None:
         pulled = boundaries(cfg.model, cfg.batch_size, cfg.seq_len)[1]
         inside = sliced(t, SLICED) if mesh.tp > 1 else frozenset[Array]()
-        recompute: Recompute = "blocks" if cfg.checkpointing else "none"
 
         def nbytes(arrays: frozenset[Array]) -> float:
             return sum(x.nbytes / (mesh.tp if x in inside else 1) for x in arrays)
 
-        self.activations, self.state, self.again = [], [], []
+        self.activations, self.state, self.again, self.host = [], [], [], []
         for stage in plan.stages:
             entry = plan.links[stage.index - 1].boundary if stage.index else None
             arrays = dict(
@@ -109,13 +110,16 @@ class MicroBatch:
                 stage.blocks,
                 first=stage.index == 0,
                 last=last,
-                recompute=recompute,
+                saved=cfg.saving.saved,
+                every=cfg.saving.every,
                 absent=frozenset(absent),
                 hands_on=last or not _cast(plan, plan.links[stage.index]),
+                loop=not plan.links and cfg.saving.saved == "all",
             )
             self.activations.append(nbytes(one.arrays - one.state))
             self.state.append(nbytes(one.state - taken) + _beside(plan, stage.index))
             self.again.append(nbytes(one.again))
+            self.host.append(nbytes(one.host))
 
 
 def _beside(plan: Plan, stage: int) -> int:

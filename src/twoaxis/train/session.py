@@ -10,7 +10,7 @@ from typing import Any
 
 from twoaxis.cost import cost
 from twoaxis.data import Batch, Loader, TokenFile
-from twoaxis.errors import RunError
+from twoaxis.errors import InputError, RunError
 from twoaxis.model import Decoder, load_weights, token_loss, weights_path
 from twoaxis.train.checkpoint import newest_checkpoint
 from twoaxis.train.config import TrainConfig
@@ -39,7 +39,9 @@ class Session:
         if weights:
             load_weights(self.model, weights_path(weights))
         self.model.float().to(self.device).train()
-        self.model.checkpointing = cfg.checkpointing
+        if cfg.saved == "host" and self.device.type == "cpu":
+            raise InputError("saved='host': the device cpu is the host already; use all, blocks or cores")
+        self.model.saving = cfg.saving
         rules = self.model.param_rules()
         self.n_parameters = sum(p.numel() for p in self.model.parameters())
         self.team = Team(cfg, self.model, self.device)

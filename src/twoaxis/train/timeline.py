@@ -29,7 +29,7 @@ def timeline(
     cfg: TrainConfig, plan: Plan, t: Tape | None, mesh: Mesh | None = None, machine: Hardware | None = None
 ) -> Timeline:
     """One step, simulated. Without a machine passes take their FLOPs and links nothing; without a tape every block
-    takes 1 forward and 2 backward.
+    takes 1 forward and 2 backward. What is recomputed takes its share of blocks' time once more.
 
     Raises InputError for a machine whose links are not known.
     """
@@ -38,7 +38,7 @@ def timeline(
     for stage in plan.stages:
         first, second = _pass(cfg, t, plan, stage, mesh, machine)
         ahead.append(first)
-        back.append(second + (first if cfg.checkpointing else 0.0))
+        back.append(second + (first / cfg.saving.every if cfg.saving.recomputes else 0.0))
     links = []
     if machine is not None and plan.links:
         rate = machine.send_rate(mesh.devices)

@@ -20,9 +20,9 @@ from twoaxis.ops import choice
 def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = "plain") -> int:
     """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
 
-    With `model.checkpointing` also the block inputs that are still alive, as recomputation needs them, and with a
-    history of "recompute" the embeddings. backend: of the operators; a configuration cannot know whether a machine has
-    the native one.
+    With recomputation also the inputs of blocks, or of cores, that are still alive, as recomputation needs them, and
+    with a history of "recompute" the embeddings. backend: of the operators; a configuration cannot know whether a
+    machine has the native one.
     """
     own = {_place(p) for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
@@ -35,14 +35,16 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = 
         return x
 
     def enter(block: Any, args: tuple[Any, ...]) -> None:
-        inputs.extend(weakref.ref(x) for x in pytree.tree_leaves(args[0]) if isinstance(x, Tensor))
+        inputs.extend(weakref.ref(x) for x in _tensors(pytree.tree_leaves(args[0])))
 
     def opened(x: Tensor, ctx: Any) -> Any:
         inputs.append(weakref.ref(x))
         return run(x, ctx)
 
     run = model.stream.open
-    watched = [block.register_forward_pre_hook(enter) for block in model.blocks]
+    cores = (core for block in model.blocks for core in block.cores)  # type: ignore[union-attr]
+    parts = cores if model.saving.saved == "cores" else model.blocks
+    watched = [part.register_forward_pre_hook(enter) for part in parts]
     try:
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
         with choice.requesting(backend), hooks, patch.object(model.stream, "open", opened):
@@ -54,7 +56,7 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = 
         for held in vars(node).values() if hasattr(node, "__dict__") else ():
             for x in _tensors(held):
                 keep(x)
-    if model.checkpointing or model.recomputes:
+    if model.saving.recomputes or model.recomputes:
         for alive in inputs:
             if (block_input := alive()) is not None:
                 keep(block_input)
