@@ -163,7 +163,10 @@ def test_recomputation_is_exact_and_keeps_nothing(depth: str) -> None:
     full, again = (Case(depth).model(history=h) for h in ("full", "recompute"))
     again.train()
     assert torch.equal(again(tokens()), full(tokens()))
-    pulled, full.rebuilding = gradients(full), False  # each source gathers its gradient once: another order of sums
+    pulled, full.rebuilding = (
+        gradients(full),
+        False,
+    )  # each source gathers its gradient once: another order of sums
     kept, recomputed = gradients(full), gradients(again)
     torch.testing.assert_close(pulled, kept, rtol=1e-9, atol=1e-12)
     assert [name for name in kept if not torch.equal(kept[name], recomputed[name])] == []
