@@ -138,7 +138,8 @@ def attention(B: int, T: int, window: int | None, dtype: torch.dtype, peers: boo
     def ours(backend: str) -> Callable[..., Tensor]:
         return lambda q, k, v: local_attention(q, k, v, window, backend=backend)
 
-    fs: dict[str, Callable[..., Tensor]] = {name: ours(name) for name in ("native", "blocked")}
+    backends = ("native", "blocked") if peers else ("native",)
+    fs: dict[str, Callable[..., Tensor]] = {name: ours(name) for name in backends}
     only_forward: dict[str, Callable[..., Tensor]] = {}
     if peers:
         fs["SDPA causal"] = lambda q, k, v: local_attention(q, k, v, None, backend="sdpa")
