@@ -1,10 +1,12 @@
 """`twoaxis advise` as a command: words, JSON, a page, a calibration, claims; one line for what is impossible."""
 
+import importlib
 import json
 import sys
 
 import pytest
 
+import twoaxis
 from twoaxis.cli.main import main
 
 TINY = ["advise", "--model", "tiny", "--hardware", "cpu"]
@@ -79,3 +81,45 @@ def test_impossible_requests_get_one_line_and_exit_code_2(capsys, options, line)
     said = capsys.readouterr().err
     assert line in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options", [["--html", "."], ["--html", "file/page.html"], ["--measure", "--out", "file/machine.json"]]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(
+    capsys, tmp_path, monkeypatch, options
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for name in ("advise", "calibrate"):
+        monkeypatch.setattr(importlib.import_module(f"twoaxis.cost.{name}"), name, None)
+    assert main([*TINY, *options]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written" in said
+    assert said.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_names_from_files_are_escaped_in_the_page(tmp_path, monkeypatch):
+    """A machine's title, a result's source and a run's words come from files that others wrote."""
+    monkeypatch.setattr("twoaxis.study.advice_page.DEPTHS", (2,))
+    monkeypatch.setattr("twoaxis.study.advice_page.CONTEXTS", (64,))
+    evil = "<script>alert(1)</script>"
+    machine = {"name": evil, "title": evil, "matrix_tflops": {"float32": 1}, "memory_gb_per_s": 10}
+    result = {"method": "ddl", "metric": evil, "value": 1, "baseline": 2, "better": "lower", "model": evil}
+    result |= {"parameters": None, "tokens": None, "seeds": None, "who": "others", "source": evil}
+    names = [("additive", "additive"), (evil, twoaxis.parse_spec("depth", "ddl").spec())]
+    rows = [
+        {"name": n, "depth": d, "sequence": ["attention", "mlp"], "valid_bits_per_byte": 2.0}
+        for n, d in names
+    ]
+    verdicts = [{"row": evil, "call": "better", "words": evil}]
+    runs = {"baseline": "additive", "rows": rows, "verdicts": verdicts}
+    for name, data in (("m.json", machine), ("e.yaml", [result]), ("results.json", runs)):
+        (tmp_path / name).write_text(json.dumps(data), encoding="utf-8")
+    files = ["--hardware", str(tmp_path / "m.json"), "--evidence", str(tmp_path / "e.yaml")]
+    page = tmp_path / "page.html"
+    assert main(["advise", "--model", "tiny", *files, "--runs", str(tmp_path), "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text

@@ -141,7 +141,12 @@ def test_own_runs_count(tmp_path, call, taken):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"rows": [], "baseline": "x", "verdicts": []}'], ids=["none", "empty", "x"]
+    "text",
+    [
+        *("", "{}", '{"rows": [], "baseline": "x", "verdicts": []}'),
+        json.dumps(results("better")).replace("1.9", "NaN"),
+    ],
+    ids=["none", "empty", "x", "nan"],
 )
 def test_a_folder_without_results_is_refused_in_one_line(tmp_path, text):
     if text:

@@ -61,11 +61,25 @@ def test_gain_is_a_share_of_the_baseline_in_the_metrics_direction(tmp_path, bett
             LINE.format(method="ddl", source="x").replace("value: 2.0", "value: low"),
             "allowed is a number or null",
         ),
+        *(
+            (LINE.format(method="ddl", source="x").replace(*change), said)
+            for change, said in [
+                (("value: 2.0", "value: .nan"), "value=nan: allowed is a number or null"),
+                (("seeds: 3", "seeds: three"), "seeds='three': allowed is an integer of 1 or more, or null"),
+                (("seeds: 3", "seeds: 0"), "seeds=0: allowed is an integer of 1 or more, or null"),
+                (("metric: loss", "metric: 7"), "metric=7: allowed is text"),
+                (("tokens: 1T", "tokens: 12"), "tokens=12: allowed is text or null"),
+                (("source: 'x'", "source: [a]"), "allowed is text"),
+            ]
+        ),
         ("- {method: ddl, sorce: x}", "did you mean 'source'"),
         ("a: b", "holds no list"),
         ("[", "is no YAML"),
     ],
-    ids=["no-source", "method", "better", "value", "field", "no-list", "no-yaml"],
+    ids=[
+        *("no-source", "method", "better", "value", "nan", "seeds", "no-seed", "metric", "tokens", "source"),
+        *("field", "no-list", "no-yaml"),
+    ],
 )
 def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path, text, line):
     path = tmp_path / "mine.yaml"
@@ -73,3 +87,9 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path, text, line):
     with pytest.raises(InputError, match=line) as caught:
         evidence(path)
     assert "\n" not in str(caught.value)
+
+
+def test_parameters_that_are_no_size_weigh_nothing(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(LINE.format(method="ddl", source="x").replace("1B", "1..2B"), encoding="utf-8")
+    assert evidence(path)[-1].scale == 0.0

@@ -60,6 +60,8 @@ def test_a_dtype_without_a_known_rate_is_refused_in_one_line():
         (lambda: Mesh.parse("dp=8,xp=2"), "'xp=2' is no axis"),
         (lambda: Mesh.parse("dp=8,dp=2"), "give each axis once"),
         (lambda: Mesh.parse("pp=0"), "1 or more"),
+        (lambda: Mesh.parse("dp=" + "9" * 5000), "an axis has 1 to 999999999 devices"),
+        (lambda: Mesh.parse("dp=-1"), "'dp=-1' is no axis with a number; an axis has 1 to"),
         (lambda: Mesh.parse("pp=3").check(size("llama-1b").model, 64), "pp=3 does not divide n_blocks=16"),
         (
             lambda: Mesh.parse("pp=32").check(size("llama-1b").model, 64),
@@ -67,6 +69,10 @@ def test_a_dtype_without_a_known_rate_is_refused_in_one_line():
         ),
         (lambda: Mesh.parse("tp=5").check(size("llama-1b").model, 64), "tp=5 does not divide n_heads=32"),
         (lambda: Mesh.parse("cp=5").check(size("llama-1b").model, 64), "cp=5 does not divide seq_len=64"),
+        (
+            lambda: Mesh.parse("cp=7").check(size("llama-1b").model, 10**15),
+            "cp=7 does not divide seq_len=10*; the nearest is cp=8",
+        ),
     ],
     ids=[
         "hardware",
@@ -76,10 +82,13 @@ def test_a_dtype_without_a_known_rate_is_refused_in_one_line():
         "axis",
         "twice",
         "zero",
+        "too-many-digits",
+        "negative",
         "pp",
         "more-stages-than-blocks",
         "tp",
         "cp",
+        "cp-of-many-tokens",
     ],
 )
 def test_impossible_requests_get_one_line(call, line):
@@ -126,8 +135,19 @@ def test_calibration_gives_a_whole_machine_and_is_read_back(tmp_path, monkeypatc
         ({"name": "x", "memory_gbs": 1}, "did you mean 'memory_gb'"),
         ({"name": "x", "memory_gb": -1}, "allowed is a positive number"),
         ({"memory_gb": 1}, "it has no name"),
+        ({"name": 3}, "name=3: allowed is text"),
+        ({"name": "x", "asynchronous": "no"}, "allowed is true or false"),
+        ({"name": "x", "matrix_tflops": "fast"}, "allowed is a table"),
+        ({"name": "x", "matrix_tflops": {"float32": float("nan")}}, "allowed is a positive number"),
+        ({"name": "x", "copy_curve": [[1]]}, "allowed are pairs"),
+        ({"name": "x", "copy_curve": 3}, "allowed are pairs"),
+        ({"name": "x", "gemm_curve": [[1, -2]]}, "allowed is a positive number"),
+        ({"name": "x", "gemm_curve": [[2, 1], [2, 1]]}, "in the order of their sizes"),
     ],
-    ids=["field", "negative", "nameless"],
+    ids=[
+        *("field", "negative", "nameless", "name", "asynchronous", "rates", "nan"),
+        *("triple", "no-curve", "negative-rate", "order"),
+    ],
 )
 def test_a_damaged_machine_file_is_refused_in_one_line(tmp_path, data, line):
     (tmp_path / "m.json").write_text(json.dumps(data), encoding="utf-8")

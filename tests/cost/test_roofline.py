@@ -82,6 +82,8 @@ def test_a_pipeline_waits_p_minus_1_stages_of_a_step():
     assert four.bubble == pytest.approx(3 / (3 + LOAD.micro_batches), rel=1e-6)
     assert four.sent_bytes == 24 * 32 * 4
     assert four.device == pytest.approx(one.device / 4)
+    many = predict(SMALL, FAST, dataclasses.replace(LOAD, micro_batches=10**12), Mesh(pp=4))
+    assert 0 < many.bubble < 1e-11
 
 
 def test_slow_links_bound_a_pipeline_of_a_history_before_one_of_a_stream():

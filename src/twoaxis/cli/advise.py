@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -73,6 +74,8 @@ def run(args: Args) -> int:
     from twoaxis.cost.advise import advise, plain
 
     request = _request(args)
+    if args.html is not None:
+        _check_writable(args.html, "--html")
     found = advise(request, runs=args.runs, extra=args.evidence)
     if args.html is not None:
         from twoaxis.study.advice_page import write_page
@@ -129,6 +132,13 @@ def _machine(name: str) -> Hardware:
     return read_machine(path)
 
 
+def _check_writable(path: Path, option: str) -> None:
+    """InputError, before anything is computed, for a file that could not be written."""
+    folder = next(p for p in path.absolute().parents if os.path.exists(p))
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{option} {path} cannot be written; give a file in a folder where you may write")
+
+
 def _stored() -> Path:
     from twoaxis.data.cache import cache_folder
 
@@ -144,6 +154,7 @@ def _measure(args: Args) -> int:
     from twoaxis.cost.calibrate import calibrate, store
 
     path = args.out or _stored()
+    _check_writable(path, "--out")
     machine = calibrate(args.device)
     store(machine, path)
     if args.json:

@@ -7,6 +7,7 @@ contested when something speaks against it, and single when no more than one run
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.resources import files
@@ -17,6 +18,8 @@ from twoaxis import spec
 from twoaxis.errors import InputError, nearest
 
 SPEEDS = ("speed", "step time", "memory")  # results on price, not on quality
+OPTIONAL = ("parameters", "tokens", "via", "contested")  # texts that may be null
+TEXTS = ("method", "metric", "model", "source", *OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class Result:
     @property
     def scale(self) -> float:
         """Parameters as a number, 0 where none are stated: what makes one result weigh more than another."""
-        found = re.match(r"([\d.]+)([MB])", self.parameters or "")
+        found = re.match(r"(\d+(?:\.\d+)?)([MB])", self.parameters or "")
         return float(found[1]) * {"M": 1e6, "B": 1e9}[found[2]] if found else 0.0
 
     @property
@@ -142,10 +145,21 @@ def _result(row: Any, where: str) -> Result:
         if row[name] not in allowed:
             raise InputError(f"{where}: {name}={row[name]!r}: allowed is {' or '.join(allowed)}")
     for name in ("value", "baseline"):
-        if row[name] is not None and (isinstance(row[name], bool) or not isinstance(row[name], int | float)):
+        if row[name] is not None and not _finite(row[name]):
             raise InputError(f"{where}: {name}={row[name]!r}: allowed is a number or null")
-    _known_method(str(row["method"]), where)
+    for name in TEXTS:
+        value = row.get(name, None if name in OPTIONAL else "")
+        if not isinstance(value, str) and not (value is None and name in OPTIONAL):
+            kind = "text or null" if name in OPTIONAL else "text"
+            raise InputError(f"{where}: {name}={value!r}: allowed is {kind}, in quotes where it is a number")
+    if row["seeds"] is not None and (type(row["seeds"]) is not int or row["seeds"] < 1):
+        raise InputError(f"{where}: seeds={row['seeds']!r}: allowed is an integer of 1 or more, or null")
+    _known_method(row["method"], where)
     return Result(**row)
+
+
+def _finite(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
 
 
 def _known_method(text: str, where: str) -> None:

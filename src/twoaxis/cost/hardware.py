@@ -92,6 +92,9 @@ class Hardware:
         """The inverse of `to_dict`; InputError for unknown keys and for figures that are not positive numbers."""
         known = [f.name for f in fields(cls)]
         for key, value in data.items():
+            kind = TYPES.get(key)
+            if kind is not None and type(value) is not kind:
+                raise InputError(f"{where}: {key}={value!r}: allowed is {NAMES[kind]}")
             if key not in known:
                 raise InputError(f"{where}: a machine has no field {key!r}; {nearest(str(key), known)}")
             if (
@@ -103,11 +106,25 @@ class Hardware:
         for dtype, value in rates.items():
             if value is not None:
                 _positive(where, f"matrix_tflops.{dtype}", value)
-        curves = {k: tuple((float(x), float(y)) for x, y in data.get(k, ())) for k in CURVES}
+        curves = {k: _curve(where, k, data[k]) for k in CURVES if k in data}
         return cls(**{**data, **curves})
 
 
 CURVES = ("gemm_curve", "copy_curve")
+TYPES = {"name": str, "title": str, "asynchronous": bool, "matrix_tflops": dict, "sources": dict}
+NAMES = {str: "text", bool: "true or false", dict: "a table"}
+
+
+def _curve(where: str, key: str, value: Any) -> Curve:
+    pairs = value if isinstance(value, list | tuple) else [value]
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise InputError(f"{where}: {key} has {pair!r}: allowed are pairs of a size and a rate")
+        for number in pair:
+            _positive(where, key, number)
+    if any(x0 >= x1 for (x0, _), (x1, _) in itertools.pairwise(pairs)):
+        raise InputError(f"{where}: {key}: give its pairs in the order of their sizes, each size once")
+    return tuple((float(x), float(y)) for x, y in pairs)
 
 
 def _positive(where: str, key: str, value: Any) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from twoaxis.errors import InputError, nearest
 from twoaxis.model.config import ModelConfig
 
+SOUGHT = 1 << 16  # up to where a number that divides is looked for
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
@@ -33,9 +35,10 @@ class Mesh:
         names = [f.name for f in fields(cls)]
         found: dict[str, int] = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
-            match = re.fullmatch(r"(\w+)=(\d+)", part)
+            match = re.fullmatch(r"(\w+)=([0-9]{1,9})", part)
             if not match or match[1] not in names:
-                said = nearest(part.split("=")[0], names)
+                name = part.split("=")[0].strip()
+                said = f"an axis has 1 to {'9' * 9} devices" if name in names else nearest(name, names)
                 raise InputError(
                     f"mesh {text!r}: {part!r} is no axis with a number; {said}; as in dp=8,tp=2,pp=4,cp=1"
                 )
@@ -55,7 +58,7 @@ class Mesh:
         )
         for axis, parts, name, whole in splits:
             if whole % parts:
-                fits = [n for n in range(1, whole + 1) if whole % n == 0]
+                fits = [n for n in range(1, min(whole, SOUGHT) + 1) if whole % n == 0]
                 near = min(fits, key=lambda n: abs(n - parts))
                 raise InputError(
                     f"mesh {self}: {axis}={parts} does not divide {name}={whole}; the nearest is {axis}={near}"

@@ -5,9 +5,9 @@
               device and launches together where it is not
     stage     forward, backward (and forward again with checkpointing) of one micro-batch on one pipeline stage,
               and the all-reduces of tensor slices and the halos of sequence parts, which nothing hides
-    step      m micro-batches over P stages, 1F1B simulated (`simulate.py`); sending is hidden behind the stages, but
-              for P - 1 boundaries at the start and what is longer than a stage; the optimiser, and what the
-              gradients' all-reduce takes beyond the last backward pass
+    step      m micro-batches over P equal stages, 1F1B: m + P - 1 times a stage, as `simulate.py` finds too;
+              sending is hidden behind the stages, but for P - 1 boundaries at the start and what is longer than
+              a stage; the optimiser, and what the gradients' all-reduce takes beyond the last backward pass
 
 Layouts split work evenly: products, activations and states by tp and cp, blocks by pp (elementwise work is split by
 tp as well, "sequence parallel"). Rates are peaks for presets, so times are lower bounds and overheads are what a
@@ -30,7 +30,6 @@ from twoaxis.cost.sending import (
     tensor_seconds,
     weights,
 )
-from twoaxis.cost.simulate import simulate
 from twoaxis.cost.works import Work, works
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
@@ -156,9 +155,7 @@ def predict(
         seconds = mesh.pp * stage + (mesh.pp - 1) * send
         bubble, exposed = 0.0, 0.0
     else:
-        first = ahead.on(machine) / sum(p.on(machine) for p in passes) * stage
-        line = simulate("1f1b", mesh.pp, 1, m, *([x] * mesh.pp for x in (first, stage - first)))
-        pipeline = line.seconds + (mesh.pp - 1) * send + m * max(0.0, send - stage)
+        pipeline = (m + mesh.pp - 1) * stage + (mesh.pp - 1) * send + m * max(0.0, send - stage)
         exposed = max(0.0, gradient_seconds(model, machine, t, mesh) - back.on(machine))
         seconds = pipeline + exposed + _optimizer(t, machine, mesh)
         bubble = 1 - m * stage / pipeline

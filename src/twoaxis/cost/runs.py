@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def own_results(folder: Path | None) -> list[dict[str, Any]]:
 
 def _entry(row: dict[str, Any], base: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
     scores = [row["valid_bits_per_byte"], base["valid_bits_per_byte"]]
+    if not all(x is None or math.isfinite(x) for x in scores):
+        raise ValueError(f"{row['name']} has {scores[0]} bits per byte and its baseline {scores[1]}")
     sequence = [s for s in row["sequence"] if isinstance(s, str)]
     return {
         "depth": row["depth"],
