@@ -29,7 +29,7 @@ STORES: list[TCPStore] = []
 TEXT = "".join(chr(97 + i * i % 23) + "\n" * (i % 7 == 0) for i in range(1500))
 RUN: dict[str, Any] = {
     **{"seq_len": 8, "batch_size": 2, "accumulation": 2, "warmup_steps": 2, "schedule": "constant"},
-    **{"data_parallel": SIZE, "sharding": "fsdp", "device": "cpu", "timeout": 0.5, "keep_checkpoints": 3},
+    **{"data_parallel": SIZE, "sharding": "fsdp", "device": "cpu", "timeout": 2.0, "keep_checkpoints": 3},
     **{"checkpoint_every": EVERY, "checkpoint_format": "sharded", "checkpoint_async": True},
     "model": {
         **{"vocab_size": 256, "d_model": 12, "n_heads": 2, "n_blocks": 2, "dropout": 0.1},
@@ -111,7 +111,7 @@ def killed(run: dict[str, Any], out: Path, draw: random.Random, how: int = signa
         time.sleep(draw.random() * 0.1)
     saving = any(folder.glob(".step-*"))
     os.kill(processes[victim].pid, how)
-    codes = finished(processes, 90, hangs=victim)
+    codes = finished(processes, 300, hangs=victim)
     rows, after = rows_in(out), complete(folder)
     return {
         "victim": victim,
