@@ -123,8 +123,9 @@ def test_a_history_is_trained_saved_and_refused_where_there_is_none(text, tmp_pa
 
 def test_every_field_is_a_flag_with_help():
     flags = {f.name for f in dataclasses.fields(command.Args)}
+    dry_run = {"dry_run", "size", "mesh", "hardware", "memory_gb"}
     fields = {f.name for config in (TrainConfig, ModelConfig) for f in dataclasses.fields(config)}
-    assert flags == (fields - {"model"}) | {"out", "resume", "config", "json", "pipeline_plan"}
+    assert flags == (fields - {"model"}) | {"out", "resume", "config", "json", "pipeline_plan"} | dry_run
     assert command.MODEL.keys() == {f.name for f in dataclasses.fields(ModelConfig)}
 
 
