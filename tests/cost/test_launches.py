@@ -23,6 +23,8 @@ EXACT = [Case(name) for name in twoaxis.methods("depth")] + [Case("additive", na
 OTHERS = [case for case in configurations.pairwise() if case not in EXACT]
 LONG = [Case(d) for d in ("attnres", "ddl", "hybrid", "depth_window")]
 LONG += [Case("additive", "local to global", 40), Case("additive", "bias and sink", 40)]
+LONG += [Case("additive", name) for name in ("canon", "convolutions", "local mixers inside")]
+LONG += [Case("ddl(value_dim=4, compressor='token')")]
 
 
 @pytest.mark.parametrize("case", EXACT, ids=str)

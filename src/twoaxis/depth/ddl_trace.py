@@ -31,7 +31,7 @@ class DDLTrace(Trace):
             return X
         weight = t.weight(d * m * cfg.taps)
         if cfg.compressor == "token":
-            wide, read = traced.causal_conv(t, t.cast(X, t.wide), weight, cfg.taps), t.weight(m)
+            wide, read = traced.causal_conv(t, t.cast(X, t.wide), weight, cfg.taps, flat=False), t.weight(m)
             made = t.array(d, t.wide)
             t.run("compress", (wide, read), made, keep=(wide, read), flops=2 * wide.numbers, launches=2)
             return t.state(made)

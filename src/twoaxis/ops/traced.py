@@ -149,8 +149,22 @@ def rebuilt_keep(
     return ((state,), ()) if number is None or number % stride == 0 else ((), (state,))
 
 
-def causal_conv(t: Tape, x: Array, weight: Array, kernel: int, channels: int = 1) -> Array:
-    """K taps over tokens: 2 K per channel; kept is one padded copy of x."""
+def causal_conv(t: Tape, x: Array, weight: Array, kernel: int, channels: int = 1, flat: bool = True) -> Array:
+    """K taps over tokens: 2 K per channel; kept is one padded copy of x, natively x itself.
+
+    channels: made of each of x's. flat: x is (B, T, C) and the weight (C, K), which the native kernel asks for.
+    """
+    if t.backend == "native" and flat and channels == 1 and native_source(x, x) and not t.decoding:
+        about = {"launches": 2, "back_launches": 4}  # the taps turned; theirs summed over threads
+        return t.run(
+            "conv",
+            (x, weight),
+            t.like(x),
+            keep=(x, weight),
+            flops=2 * kernel * x.numbers,
+            native=True,
+            **about,
+        )
     wide = t.cast(x, max(4, x.itemsize))
     rows = wide
     if kernel > 1:
