@@ -149,3 +149,11 @@ def test_the_function_and_the_room_share_a_name():
         "assert again is cost",
     ]
     subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(lines)], check=True)
+
+
+def test_more_tokens_than_can_be_laid_out_are_refused_at_once():
+    cfg = twoaxis.ModelConfig(sequence=["short_swa(window=65)", "mlp"])
+    with pytest.raises(
+        twoaxis.InputError, match="seq_len=1000000000000: costs are counted for at most 16777216"
+    ):
+        twoaxis.cost(cfg, 1, 10**12)

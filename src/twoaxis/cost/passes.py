@@ -6,10 +6,13 @@ from typing import Any
 
 from twoaxis.depth.history_spec import parse_history
 from twoaxis.depth.trace import Core, Trace, run
+from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.sequence.mixer import Place
 from twoaxis.tape import Array, Backend, Tape
 from twoaxis.types import DTYPES
+
+LONGEST = 1 << 24  # blocks of a window are laid out one by one
 
 
 def traced(
@@ -22,6 +25,8 @@ def traced(
 ) -> Tape | None:
     """Every kernel of `model.loss`, or of the decoding step of token `seq_len`; None if a part has no trace."""
     depth, layout = cfg.depth_config(), cfg.layout()
+    if seq_len > LONGEST:
+        raise InputError(f"seq_len={seq_len}: costs are counted for at most {LONGEST} tokens; give fewer")
     if depth.trace is None:
         return None
     item = DTYPES[dtype].itemsize

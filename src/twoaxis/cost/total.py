@@ -56,7 +56,7 @@ def cost(
     (TWOAXIS_BACKEND; FLOPs and the fused limit know no backend). docs/guides/cost.md says what each field counts
     and what it is held to.
 
-    Raises InputError for sizes below 1 and unknown dtypes.
+    Raises InputError for sizes below 1, for more than 2^24 tokens a row and for unknown dtypes.
     """
     for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
         if type(value) is not int or value < 1:
