@@ -128,6 +128,15 @@ def test_decoding_passes_every_stage_in_turn():
     assert one.launches < predict(SMALL, FAST, LOAD).launches
 
 
+def test_parts_of_the_context_each_read_all_weights_in_decoding():
+    """Four parts hold a quarter of the keys each: more than a quarter of the time is left, less than all."""
+    model, machine = size("llama-1b").model, hardware("h100")
+    for length, least, most in ((128, 0.95, 1.0), (131072, 0.25, 0.6)):
+        load = Load(batch_size=1, seq_len=length, dtype="bfloat16", decoding=True)
+        one, four = (predict(model, machine, load, Mesh(cp=cp)).device for cp in (1, 4))
+        assert least < four / one < most
+
+
 def test_sending_over_an_unknown_link_is_refused_in_one_line():
     lonely = dataclasses.replace(FAST, link_gb_per_s=None)
     with pytest.raises(InputError, match="no known bandwidth among 2 devices"):

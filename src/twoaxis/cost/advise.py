@@ -79,10 +79,11 @@ def _objections(request: Request, own: Row, base: Row) -> list[Objection]:
         return []
     if not own.fits:
         held = 1e-9 * (own.memory.model + own.memory.checkpointed)
+        how = "" if request.load.decoding else ", recomputing blocks"
         found.append(
             Objection(
                 "memory",
-                f"needs {held:.3g} GB on a device of {request.machine.memory_gb:g}, recomputing blocks",
+                f"needs {held:.3g} GB on a device of {request.machine.memory_gb:g}{how}",
             )
         )
     if any(name.startswith("short_swa") for name in own.point.before):

@@ -10,12 +10,14 @@
               a stage; the optimiser, and what the gradients' all-reduce takes beyond the last backward pass
 
 Layouts split work evenly: products, activations and states by tp and cp, blocks by pp (elementwise work is split by
-tp as well, "sequence parallel"). Rates are peaks for presets, so times are lower bounds and overheads are what a
-good implementation could reach; a calibrated machine has measured rates.
+tp as well, "sequence parallel"); in decoding cp splits the rows that attention reads and nothing else. Rates are peaks
+for presets, so times are lower bounds and overheads are what a good implementation could reach; a calibrated machine
+has measured rates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twoaxis.cost.hardware import Hardware
@@ -122,6 +124,12 @@ def times(
     return Times(arithmetic / share, memory / share, launch, round(launches))
 
 
+def _together(passes: Iterable[Times]) -> Times:
+    """One after the other."""
+    fields = ((p.arithmetic, p.memory, p.launch, p.launches) for p in passes)
+    return Times(*(sum(x) for x in zip(*fields, strict=True)))
+
+
 def tape_of(model: ModelConfig, load: Load) -> Tape:
     """The model's pass; InputError for a method that does not say what it does."""
     backend: Backend = "native" if load.execution == "native" else "plain"
@@ -139,11 +147,18 @@ def predict(
     share = float(mesh.tp * mesh.cp * mesh.pp)
     forward, backward = works(t, load.execution)
     ahead = times(forward, machine, load.dtype, share, mesh.pp)
+    if (
+        load.decoding and mesh.cp > 1
+    ):  # each part of the context holds its own rows of the caches, but all weights
+        shared = [work for work in forward if work.attends]
+        whole = [work for work in forward if not work.attends]
+        ahead = _together(
+            times(todo, machine, load.dtype, by, mesh.pp)
+            for todo, by in ((shared, share), (whole, share / mesh.cp))
+        )
     back = times([] if load.decoding else backward, machine, load.dtype, share, mesh.pp, cold=True)
     passes = [ahead] if load.decoding else [ahead, back, *([ahead] if load.checkpointing else [])]
-    both = Times(
-        *(sum(x) for x in zip(*((p.arithmetic, p.memory, p.launch, p.launches) for p in passes), strict=True))
-    )
+    both = _together(passes)
     ways = 1 if load.decoding else 2
     tensor = ways * tensor_seconds(model, machine, t, mesh)
     sequence = ways * sequence_seconds(model, machine, load, mesh)

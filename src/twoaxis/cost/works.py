@@ -17,6 +17,7 @@ Execution = Literal["eager", "native", "fused"]
 NONLINEAR = ("softmax", "log_softmax", "silu", "gelu", "sigmoid", "tanh")
 BATCHED = ("matmul", "stream_read", "stream_mix", "stream_write")  # a small matrix for each token
 ATTENTION = ("sdpa", "native attention")
+OVER_TOKENS = (*ATTENTION, "blocked", "attention")  # the last in decoding
 AGAIN = (*ATTENTION, "silu", "gelu")  # whose backward pass takes their exponentials again
 
 
@@ -25,6 +26,7 @@ class Work:
     """One step: FLOPs, bytes moved by `launches` kernels, exponentials, and whether it runs on matrix units.
 
     batched: it multiplies a small matrix for each token. native: it is a kernel of this package for CPUs.
+    attends: it reads the keys and values of tokens.
     """
 
     part: str
@@ -35,6 +37,7 @@ class Work:
     exponentials: float = 0.0
     batched: bool = False
     native: bool = False
+    attends: bool = False
 
 
 def works(t: Tape, execution: Execution) -> tuple[list[Work], list[Work]]:
@@ -50,7 +53,11 @@ def works(t: Tape, execution: Execution) -> tuple[list[Work], list[Work]]:
 
 def _fused(t: Tape) -> tuple[list[Work], list[Work]]:
     found = fused(t)
-    forward = [Work(f.part, f.product, f.flops_forward, f.bytes_forward, 1) for f in found]
+    over = [any(k.name in OVER_TOKENS for k in group) for group in groups(t.kernels)]
+    forward = [
+        Work(f.part, f.product, f.flops_forward, f.bytes_forward, 1, attends=a)
+        for f, a in zip(found, over, strict=True)
+    ]
     backward = [Work(f.part, f.product, f.flops_backward, f.bytes_backward, 1 + f.product) for f in found]
     return forward, backward
 
@@ -68,6 +75,7 @@ def _forward(kernel: Kernel) -> Work:
         _exponentials(kernel),
         kernel.name in BATCHED,
         kernel.native,
+        kernel.name in OVER_TOKENS,
     )
 
 
