@@ -157,6 +157,7 @@ KERNELS = (
     "delta_step",
     "streams_step",
     "gates_step",
+    "window_step",
 )
 STEPS = (
     "depth_read",
@@ -168,6 +169,7 @@ STEPS = (
     "mhc",
     "hyper",
     "soft_window",
+    "window_read",
     "axis_gate",
 )
 

@@ -29,8 +29,10 @@ from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.depth.windowed import Windowed, WindowedConfig, WindowedStream
 from twoaxis.errors import InputError
 from twoaxis.ops import rms
+from twoaxis.ops.native.few_tokens import unwatched
 from twoaxis.ops.native.gates_step import soft_window
 from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.ops.reference_steps import Chooser
 from twoaxis.types import Context, Coordinates, Layout, Reads, TensorSpec
 
 OPEN = 30.0  # sigmoid(OPEN) is 1 in float32
@@ -142,6 +144,10 @@ class DynamicWindow(Windowed):
             reads, x = super().read(state, ctx)
             return reads, (x, state["share"])
         assert self.window_read is not None
+        if self.chooser is None or unwatched(self.chooser):
+            choice = None if self.chooser is None else self.chooser.choice(self.part)
+            if (found := self.step(state, ctx, choice)) is not None:
+                return Reads(found[1]), (found[0], state["share"] if found[2] is None else found[2])
         states, logits, K = self.chosen(state, ctx)
         x = self.window_read.inject(states[-1], self.window_read(states, logits, ctx.cache))
         share = state["share"] if K is None else state["share"] + self.part * K
@@ -170,6 +176,10 @@ class SoftWindow(nn.Module):
         """u . rms(h) + c, (B, T, choices), in at least float32."""
         dtype = compute_dtype(h)
         return F.linear(rms(h.to(dtype), self.eps), self.weight.to(dtype), self.bias.to(dtype))
+
+    def choice(self, part: float) -> Chooser:
+        """For a kernel that does the whole read."""
+        return Chooser(self.weight, self.bias, self.most, self.ramp, part)
 
     def step(self, h: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
         """K (B, T) and log m (n or fewer, B, T), the oldest state first, in a step of decoding; None: by `forward`."""
@@ -205,8 +215,11 @@ def _log(m: Tensor) -> Tensor:
 class Gates(SoftWindow):
     """K_t and the logarithms of 1, g_1, g_1 g_2, ..; u_i (d,) and c_i start at zero, so g_i at 1/2."""
 
+    def choice(self, part: float) -> Chooser:
+        return Chooser(self.weight, self.bias, self.most, 0, part)
+
     def step(self, h: Tensor, n: int) -> None:
-        """No kernel."""
+        """No kernel for them alone."""
 
     def forward(self, h: Tensor, n: int) -> tuple[Tensor, list[Tensor]]:
         """K = sum_z m_z (B, T), and log m (B, T) of ages 0 .. n - 1."""

@@ -23,12 +23,14 @@ from twoaxis.depth.connection import Connection, Core, State, Stream
 from twoaxis.depth.hybrid_config import HybridConfig
 from twoaxis.depth.hybrid_trace import HybridTrace
 from twoaxis.depth.window_read import WindowRead
-from twoaxis.depth.window_rule import narrowed
+from twoaxis.depth.window_rule import States, narrowed
 from twoaxis.depth.windowed import WindowedStream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rms
+from twoaxis.ops.native.few_tokens import unwatched
 from twoaxis.ops.native.gates_step import axis_gate
+from twoaxis.ops.native.window_step import window_read
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.sequence import SoftmaxAttention
 from twoaxis.types import Context, Layout, Reads
@@ -93,8 +95,12 @@ class Hybrid(Connection):
         if self.letter == "D":
             return self.read_depth(state, ctx)
         assert self.gate is not None
-        s, z = self.gather(state, core, ctx), self.depth(state, ctx)
-        if not self.gate._forward_hooks:  # as `axis_shares` has them
+        s, silent = self.gather(state, core, ctx), unwatched(self.gate)  # `axis_shares` watches
+        gate = self.gate.weight, self.gate.bias
+        if silent and (mixture := self.step(state, ctx, injection="axes", gate=gate, s=s)) is not None:
+            return mixture
+        z = self.depth(state, ctx)
+        if silent:
             found = axis_gate(s, z, self.gate.weight, self.gate.bias, self.layout.norm_eps)
             if found is not None:
                 return found
@@ -121,9 +127,22 @@ class Hybrid(Connection):
     def depth(self, state: State, ctx: Context) -> Tensor:
         """The same before its norm."""
         assert self.window_read is not None
-        states = (*state["sources"].last(self.window).sources[:-1], self.stream_of(state))
-        seen = narrowed(states, self.block, ctx, self.cfg.window_blocks)
+        z = self.step(state, ctx, injection="replace")
+        if z is not None:
+            return z
+        seen = narrowed(self.window_of(state), self.block, ctx, self.cfg.window_blocks)
         return self.window_read(*seen, ctx.cache)
+
+    def window_of(self, state: State) -> States:
+        """The last block states, the stream the newest."""
+        return (*state["sources"].sources[-self.window : -1], self.stream_of(state))
+
+    def step(self, state: State, ctx: Context, **options: Any) -> Tensor | None:
+        """What is read, or what the gate makes of it, by one kernel in a step of decoding; None: plainly."""
+        assert self.window_read is not None
+        prepared = None if ctx.depth_window is not None else self.window_read.prepared(ctx.cache)
+        found = None if prepared is None else window_read(self.window_of(state), prepared, **options)
+        return None if found is None else found[0]
 
     def normed(self, x: Tensor) -> Tensor:
         """rms(x) in at least float32."""

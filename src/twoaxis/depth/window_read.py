@@ -12,7 +12,10 @@ from twoaxis.cache import Cache
 from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.linear import linear
 from twoaxis.ops import depth_read, rms, token_mix
+from twoaxis.ops.native import window_step
+from twoaxis.ops.native.few_tokens import unwatched
 from twoaxis.ops.precision import compute_dtype, full_precision
+from twoaxis.ops.reference_steps import Projections
 from twoaxis.sequence.rotary import rotary_angles, rotate
 from twoaxis.types import Layout
 
@@ -80,14 +83,46 @@ class WindowRead(nn.Module):
 
     def step(self, states: States, logits: Logits, cache: Cache) -> Tensor:
         """The same with W_K^T W_Q multiplied beforehand: two products with matrices instead of three."""
-        assert self.query is not None
-        assert self.key is not None
-        W_Q, W_K = self.query.weight, self.key.weight
-        W = cache.once(("W_K W_Q", id(self)), lambda: cache.made_of((W_Q, W_K), lambda: W_K.mT @ W_Q))
+        W = cache.once(("W_K W_Q", id(self)), lambda: self.absorbed(cache))
         q = linear(states[-1], W)
         mixed = depth_read(q, states, key_norm_eps=None, scale=self.scale, bias=logits)
         z: Tensor = self.output(linear(mixed, self.value.weight))
         return z
+
+    def absorbed(self, cache: Cache) -> Tensor:
+        """W_K^T W_Q (heads d, d), of each head."""
+        assert self.query is not None
+        assert self.key is not None
+        both = self.query.weight, self.key.weight
+        W_Q, W_K = (W.unflatten(0, (self.cfg.heads, self.width)) for W in both)
+        return cache.made_of(both, lambda: (W_K.mT @ W_Q).flatten(0, 1))
+
+    def prepared(self, cache: Cache | None) -> window_step.Prepared | None:
+        """For the kernel of a decoding step, once for all reads of a pass; None where no kernel covers them."""
+        if cache is None or not cache.length or cache.fixed_shapes:
+            return None
+        found: window_step.Prepared | None = cache.once(
+            ("window step", id(self)), lambda: self._prepared(cache)
+        )
+        return found
+
+    def _prepared(self, cache: Cache) -> window_step.Prepared | None:
+        cfg, parts = self.cfg, (self.query, self.key, self.value, self.output)
+        ours = all(m is None or type(m) in (Projection, nn.Identity) for m in parts)
+        merges = (
+            cfg.shared and cfg.heads <= 2 and cfg.position != "rope"
+        )  # more heads: more than two matrices
+        if not (ours and merges and window_step.runs() and self.value.weight.dtype == torch.float32):
+            return None
+        if not all(m is None or unwatched(m) for m in (self, self.gate, *parts)):
+            return None
+        query = None if self.query is None else self.absorbed(cache)
+        output = self.output.weight if isinstance(self.output, Projection) else None
+        return window_step.prepare(
+            Projections(
+                query, self.value.weight, output, self.bias, cfg.heads, self.scale, self.layout.norm_eps
+            )
+        )
 
     def mixed(self, states: States, logits: Logits = None) -> list[Tensor]:
         """sum_j a_hj h(j) (B, T, d) of each head h."""

@@ -12,6 +12,8 @@ from twoaxis.depth.window_read import WindowRead
 from twoaxis.depth.window_rule import Logits, States, narrowed
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
+from twoaxis.ops.native.window_step import window_read
+from twoaxis.ops.reference_steps import Chooser
 from twoaxis.types import Context, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -158,9 +160,31 @@ class Windowed(Connection):
         ctx = ctx or Context()
         return self.window_read(*self.visible(state, ctx), ctx.cache)
 
+    def step(
+        self, state: State, ctx: Context, chooser: Chooser | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """x, norm(x) and the share with the chooser's part by one kernel, in a step of decoding; None: by `read`."""
+        assert self.window_read is not None
+        prepared = None if ctx.depth_window is not None else self.window_read.prepared(ctx.cache)
+        if prepared is None:
+            return None
+        gate = self.window_read.gate
+        found = window_read(
+            state["sources"].sources[-self.window :],
+            prepared,
+            injection=self.cfg.injection,
+            gate=None if gate is None else (gate.weight, gate.bias),
+            chooser=chooser,
+            share=state.get("share"),
+            norm=self.norm,
+        )
+        return found  # type: ignore[return-value]
+
     def read(self, state: State, ctx: Context) -> tuple[Reads, Any]:
         if self.opens:
             assert self.window_read is not None
+            if (found := self.step(state, ctx)) is not None:
+                return Reads(found[1]), found[0]
             x = self.window_read.inject(state["sources"].sources[-1], self.read_depth(state, ctx))
         else:
             x = state["stream"]

@@ -1,7 +1,7 @@
 """What the kernels of a decoding step compute at once, as plainly as in `reference`."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,87 @@ def soft_window(
     K = 1 + (most - 1) * F.linear(rms(h, eps), weight, bias).squeeze(-1).sigmoid()
     shares = [((ramp + K - 1 - z) / ramp).clamp(0, 1) for z in range(n - 1, 0, -1)]
     return K, torch.stack([*shares, torch.ones_like(K)]).log()
+
+
+class Projections(NamedTuple):
+    """What the reads of a depth window share: A (heads d, d), W_K^T W_Q of each head, None where reads see one state;
+    W_V (d, d); W_O (d, d) or None; b (heads, ages) or None; 1 / sqrt(D) and the norms' epsilon.
+    """
+
+    query: Tensor | None
+    value: Tensor
+    output: Tensor | None
+    bias: Tensor | None
+    heads: int
+    scale: float
+    eps: float
+
+
+class Chooser(NamedTuple):
+    """How a token chooses its window: u (rows, d), c (rows,), and what K_t adds to the share, times `part`.
+
+    A ramp makes a soft window of at most `most`; ramp 0 a gate for each step back.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    most: int
+    ramp: int
+    part: float
+
+
+Injection = Literal["replace", "add", "gated", "axes"]
+
+
+def window_read(
+    states: Sequence[Tensor],
+    p: Projections,
+    *,
+    injection: Injection = "add",
+    gate: tuple[Tensor, Tensor] | None = None,
+    s: Tensor | None = None,
+    chooser: Chooser | None = None,
+    share: Tensor | None = None,
+    gain: Tensor | None = None,
+    output_eps: float = 0.0,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """x = z, h + z, h + sigmoid(w rms(h) + w_0) z or `axis_gate` of s and z; gain * rms(x); share + part K.
+
+    z = W_O [W_V,h sum_j a_hj h_j], a_h = softmax_j(scale <A_h h, h_j> + b_h,age(j) + log m_age(j)).
+    """
+    h, n, d = states[-1], len(states), states[-1].shape[-1]
+    scores = torch.zeros(*h.shape[:-1], p.heads, n, dtype=h.dtype)
+    v = torch.stack(tuple(states), -2)  # (B, T, n, d)
+    if p.query is not None and n > 1:
+        scores = p.scale * F.linear(h, p.query).unflatten(-1, (p.heads, d)) @ v.mT
+    if p.bias is not None and n > 1:
+        scores = scores + p.bias[:, :n].flip(-1)
+    if chooser is not None:
+        K, logs = _chosen(h, chooser, n, p.eps)
+        scores = scores + logs.movedim(0, -1).unsqueeze(-2)
+        share = None if share is None else share + chooser.part * K
+    mixed = scores.softmax(-1) @ v  # (B, T, heads, d)
+    z = (mixed.unsqueeze(-2) @ p.value.unflatten(0, (p.heads, -1)).mT).flatten(-3)
+    z = z if p.output is None else F.linear(z, p.output)
+    if injection == "axes":
+        assert s is not None
+        assert gate is not None
+        x = axis_gate(s, z, *gate, p.eps)
+    elif injection == "replace":
+        x = z
+    else:
+        x = h + (1 if gate is None else F.linear(rms(h, p.eps), *gate).sigmoid()) * z
+    return x, None if gain is None else gain * rms(x, output_eps), share
+
+
+def _chosen(h: Tensor, chooser: Chooser, n: int, eps: float) -> tuple[Tensor, Tensor]:
+    """K (B, T) and log m (n, B, T), oldest state first."""
+    weight, bias, most, ramp, _ = chooser
+    if ramp:
+        return soft_window(h, weight, bias, n, most, ramp, eps)
+    logs = F.logsigmoid(F.linear(rms(h, eps), weight, bias))[..., : n - 1].cumsum(-1)
+    logs = torch.cat((torch.zeros_like(h[..., :1]), logs), -1).movedim(-1, 0)
+    return logs.exp().sum(0), logs.flip(0)
 
 
 def axis_gate(s: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

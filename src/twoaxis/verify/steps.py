@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from twoaxis.norm import RMSNorm
 from twoaxis.ops import delta_rewrite, depth_read, gated_mix, reference, reference_steps
-from twoaxis.ops.native import delta_step, few_tokens, gates_step, streams_step
+from twoaxis.ops.native import delta_step, few_tokens, gates_step, streams_step, window_step
 
 Outputs = Sequence[Tensor]
 
@@ -130,6 +131,40 @@ def _gates(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:
     windows = (gates_step.soft_window, reference_steps.soft_window)
     shapes: list[tuple[int, ...]] = [(3, 1, 33), (1, 33), (1,)]
     yield Step("soft_window step", "gates_step", randn(*shapes), *(partial(window, f) for f in windows))
+    yield from _window_reads(randn)
     axes = (gates_step.axis_gate, reference_steps.axis_gate)
     shapes = [(3, 1, 33), (3, 1, 33), (3, 66), (3,)]
     yield Step("axis_gate step", "gates_step", randn(*shapes), *(partial(axis, f) for f in axes))
+
+
+def _window_reads(randn: Callable[..., tuple[Tensor, ...]]) -> Iterator[Step]:
+    """Of two heads with a bias and W_O, in a soft window."""
+
+    def read(fast: bool, *inputs: Tensor) -> Outputs | None:
+        A, W_V, W_O, bias, u, c, w, w_0, share, gain, *states = inputs
+        p = reference_steps.Projections(A / 34, W_V / 6, W_O / 6, bias, 2, 0.25, 1e-6)
+        chooser = reference_steps.Chooser(u, c, 3, 2, 0.1)
+        if not fast:
+            found = reference_steps.window_read(
+                states,
+                p,
+                injection="gated",
+                gate=(w, w_0),
+                chooser=chooser,
+                share=share,
+                gain=gain,
+                output_eps=1e-6,
+            )
+            return [x for x in found if x is not None]
+        prepared, norm = window_step.prepare(p), RMSNorm(34, 1e-6)
+        norm.weight.copy_(gain)
+        if prepared is None:
+            return None
+        made = window_step.window_read(
+            tuple(states), prepared, injection="gated", gate=(w, w_0), chooser=chooser, share=share, norm=norm
+        )
+        return None if made is None else [x for x in made if x is not None]
+
+    matrices: list[tuple[int, ...]] = [(68, 34), (34, 34), (34, 34), (2, 4)]
+    shapes = [*matrices, (1, 34), (1,), (1, 34), (1,), (3, 1), (34,), *[(3, 1, 34)] * 4]
+    yield Step("window_read step", "window_step", randn(*shapes), partial(read, True), partial(read, False))

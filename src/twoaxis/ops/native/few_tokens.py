@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
-from torch import Tensor, empty, stack
+from torch import Tensor, empty, nn, stack
 
 from ...norm import RMSNorm
 from .. import choice
@@ -53,7 +53,12 @@ def stacked(sources: Sequence[Tensor]) -> Tensor | None:
 
 def folds(norm: object) -> TypeGuard[RMSNorm]:
     """Whether a kernel may do a norm's work: it is ours, and no hook waits for its call."""
-    return type(norm) is RMSNorm and not norm._forward_hooks and not norm._forward_pre_hooks
+    return type(norm) is RMSNorm and unwatched(norm)
+
+
+def unwatched(module: nn.Module) -> bool:
+    """Whether nobody waits for a module's call."""
+    return not module._forward_hooks and not module._forward_pre_hooks
 
 
 def _gains(norms: Sequence[object | None], d: int) -> tuple[array[int], float]:
