@@ -75,8 +75,8 @@ class History:
         """The newest `count` sources."""
         if count >= len(self.sources):
             return self
-        newest = self.index[-count:] if count else ()
-        return self.keep(newest.__contains__)
+        start = len(self.sources) - count
+        return self.made(self.sources[start:], self.index[start:], self.carried and count > 0)
 
     def sums_of(self, number: int) -> tuple[Tensor, ...]:
         """What earlier sources add to the reads of one reader; empty if nothing was summed for it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, empty
+from torch import Tensor, empty_like
 
 from ...norm import RMSNorm
 from .. import choice
@@ -66,24 +66,24 @@ def window_read(
     (n, *lead, d), p = v.shape, prepared.projections
     N = v.numel() // (n * d)
     reads = n == 1 or (p.query is not None and (p.bias is None or p.bias.shape[1] >= n))
-    if N > TOKENS or d != prepared.d or not reads:
+    if N > TOKENS or d != prepared.d or states[-1].dtype is not _FLOAT or not reads:
         return None
     gates = len(gate[0]) if gate is not None and injection == "axes" else 1
+    w = w_0 = 0
     try:
         axis, gain = at(s, *lead, d), 0 if norm is None else at(norm.weight, d)
-        w, w_0 = (
-            (0, 0)
-            if gate is None
-            else (at(gate[0], gates, 2 * d if s is not None else d), at(gate[1], gates))
-        )
+        if gate is not None:
+            w, w_0 = at(gate[0], gates, 2 * d if s is not None else d), at(gate[1], gates)
         choosing, form = _choosing(chooser, share, n, d, lead)
     except UncoveredError:
         return None
     if d % gates:
         return None
-    x = empty(v.shape[1:], dtype=_FLOAT)
-    y = None if norm is None else empty(v.shape[1:], dtype=_FLOAT)
-    total = empty(tuple(lead), dtype=_FLOAT) if form else share
+    h = states[-1]  # `empty_like` takes half the time of `empty`
+    if type(h) is not Tensor or not h.is_contiguous():
+        h = v[-1]
+    x, y = empty_like(h), None if norm is None else empty_like(h)
+    total = share if not form or share is None else empty_like(share)
     call = prepared.packed + _CALL.pack(
         N, n, form, *choosing[:2], v.data_ptr(), *choosing[2:], _INJECTIONS[injection], gates, axis, w, w_0, gain,
         0.0 if norm is None else norm.eps, x.data_ptr(), 0 if y is None else y.data_ptr(),
