@@ -33,7 +33,8 @@ class Args:
     sequence: tuple[str, ...] = ()
     """Blocks, each as sublayers with commas between: attention,mlp 'short_swa(window=16),attention,mlp'."""
     preset: tuple[str, ...] = ()
-    """Further rows by name: standard, local_to_global, ddl_short_swa."""
+    """Further rows by name: standard, local_to_global, ddl_short_swa, local_to_global_short_conv,
+    local_to_global_canon, canon."""
     seeds: tuple[int, ...] = ()
     """How many seeds, or two or more seeds themselves; three or more allow a ranking."""
     match: Literal["width", "parameters", "flops"] | None = None
