@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twoaxis import presets
 from twoaxis.cli.compare import Args, command_of, study_of
 from twoaxis.cli.live import Live, Log
 from twoaxis.cli.main import main
@@ -152,6 +154,12 @@ def test_presets_are_rows_by_name() -> None:
     assert command_of(both) == "twoaxis compare --depth additive mhc --preset local_to_global"
     with pytest.raises(InputError, match="did you mean 'ddl_short_swa'"):
         study_of(Args(preset=("ddl_shortswa",)))
+
+
+def test_help_names_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--help"]) == 0
+    told = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert set(presets) <= told
 
 
 def test_the_reported_command_has_bare_names_and_no_output_folder() -> None:
