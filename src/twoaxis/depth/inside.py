@@ -69,5 +69,12 @@ def _attentions(config: SequenceConfig) -> list[AttentionConfig]:
 
 def attentions_before(layout: Layout, block: int, index: int = 0) -> list[Heads]:
     """Those of all sublayers before `index` of `block`; block L asks for the whole network's."""
-    places = [(b, i) for b, kinds in enumerate(layout.blocks) for i in range(len(kinds))]
-    return [a for b, i in places if (b, i) < (block, index) for a in attentions_at(layout, b, i)]
+    found: list[Heads] = []
+    by_kind: dict[str, list[Heads]] = {}  # of a hundred blocks most are alike
+    for b, kinds in enumerate(layout.blocks[: block + 1]):
+        for i, kind in enumerate(kinds):
+            if (b, i) < (block, index):
+                if kind not in by_kind:
+                    by_kind[kind] = attentions_at(layout, b, i)
+                found += by_kind[kind]
+    return found
