@@ -13,7 +13,7 @@ from twoaxis.cost import cost as counted
 from twoaxis.cost.total import FORWARD_ONLY
 from twoaxis.depth import named_tensors
 from twoaxis.verify.cost import checks, pairs, untraced, widest
-from twoaxis.verify.counting import counted_flops
+from twoaxis.verify.counting import counted_flops, counted_step
 from twoaxis.verify.saved import saved_bytes
 
 B, T = 2, 13
@@ -104,6 +104,12 @@ def test_flops_are_the_counters_with_our_formulas(case):
     assert (cost.flops_forward, cost.flops_backward) == (flops.forward, flops.backward)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_flops_of_a_decoding_step_are_the_counters(case):
+    cost = twoaxis.cost(case.config(), B, T, phase="decoding")
+    assert cost.flops_forward == counted_step(widest(case.fresh()).eval(), configurations.tokens(B, T))
+
+
 @pytest.mark.parametrize("case", [c for c in configurations.whole() if c in QUICK], ids=str)
 def test_the_closed_form_of_a_method_is_its_trace(case):
     """Two derivations of a method's FLOPs: the formula in its file, and its kernels one by one."""
@@ -117,7 +123,7 @@ def test_the_closed_form_of_a_method_is_its_trace(case):
 def test_everything_that_verify_checks(depth):
     found = checks(twoaxis.ModelConfig(depth=depth, vocab_size=11, d_model=12, n_blocks=3, n_heads=2))
     assert [check for check in found if not check.passed] == []
-    assert len(found) == 10
+    assert len(found) == 11
 
 
 def test_pairs_of_the_mask():

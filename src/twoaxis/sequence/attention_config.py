@@ -231,7 +231,7 @@ class AttentionConfig(HostConfig):
             flops_width=width + values, **self.extras(t, at.layout),
         )  # fmt: skip
         if t.decoding:
-            return t.array(h * values) if wide != values else y
+            return y if width == values else t.array(h * values)
         return y if wide == values else t.run("cut", (y,), t.array(h * values))
 
     def pairs_of(self, t: Tape, block: int) -> int:

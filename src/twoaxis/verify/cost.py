@@ -13,7 +13,7 @@ from twoaxis.depth import named_tensors
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder, ModelConfig
 from twoaxis.ops import visible, visible_pairs
-from twoaxis.verify.counting import counted_flops
+from twoaxis.verify.counting import counted_flops, counted_step
 from twoaxis.verify.saved import saved_bytes
 
 B, T = 2, 13
@@ -71,6 +71,7 @@ def checks(cfg: ModelConfig) -> list[Check]:
     """Every number of a model that states them all; InputError for a method without a trace."""
     kept = "" if cfg.history == "full" else f" history={cfg.history}"
     name = f"{cfg.depth} {cfg.sequence}{kept}"
+    step = twoaxis.cost(cfg, B, T, phase="decoding")
     cost, generator = twoaxis.cost(cfg, B, T), torch.Generator().manual_seed(0)
     if cost.saved_bytes is None:
         raise InputError(
@@ -96,6 +97,7 @@ def checks(cfg: ModelConfig) -> list[Check]:
         "parameters": (cost.parameters, sum(p.numel() for p in parameters)),
         "FLOPs forward": (cost.flops_forward, flops.forward),
         "FLOPs backward": (cost.flops_backward, flops.backward),
+        "FLOPs of a decoding step": (step.flops_forward, counted_step(model, tokens)),
         "gradient bytes": (cost.gradient_bytes, gradients),
         "optimizer bytes": (cost.optimizer_bytes, moments),
         "saved bytes": (cost.saved_bytes, saved),

@@ -1,4 +1,4 @@
-"""FLOPs of a real training step by torch's counter, with the formulas of our operators registered.
+"""FLOPs of a real training step and of a decoding step by torch's counter, with our operators' formulas registered.
 
 The counter sees matrix products. An operator of ours runs as many small kernels, so it counts by its formula,
 and what the counter saw inside it is taken out. Attention runs on its reference path, as dense products; what
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -99,13 +100,45 @@ def counted_flops(model: Decoder, tokens: Tensor) -> Flops:
     return Flops(found.forward + forward - masked, found.backward + backward - runs * masked)
 
 
+def counted_step(model: Decoder, tokens: Tensor) -> int:
+    """FLOPs of decoding the last of tokens (B, T) from a cache of those before, by the counter and the formulas.
+
+    Gradients are on, so that operators run as such and not as the few-token kernels. The dense products of attention
+    are replaced by those of the pairs that the last query sees.
+    """
+    batch_size, seq_len = tokens.shape
+    found, cache, dense = Flops(), model.new_cache(batch_size, seq_len), 0
+    with torch.no_grad():
+        model(tokens[:, :-1], cache=cache)
+
+    def attention(*args: Any, **options: Any) -> Any:
+        nonlocal dense
+        before = counter.get_total_flops()
+        out = reference.local_attention(*args, **options)
+        dense += counter.get_total_flops() - before
+        return out
+
+    with FlopCounterMode(display=False) as counter, _registered(counter, found):
+        with patch.object(twoaxis.sequence.attention, "local_attention", attention):
+            model(tokens[:, -1:], cache=cache)
+        total = counter.get_total_flops()
+    seen = sum(_seen(part, seq_len) - _seen(part, seq_len - 1) for part in model.modules())
+    return found.forward + total - dense + batch_size * seen
+
+
+def _seen(part: Any, seq_len: int) -> int:
+    """FLOPs of attention over the visible pairs of one row."""
+    if not isinstance(part, SoftmaxAttention) or not part.token_read:
+        return 0
+    return 2 * part.n_heads * (part.width + part.value_width) * part.cfg.pairs(seq_len, part.block)
+
+
 def _hidden(part: Any, batch_size: int, seq_len: int) -> int:
     """What dense attention computes for hidden pairs, and for the zeros that narrow heads are padded with."""
     if not isinstance(part, SoftmaxAttention) or not part.token_read:
         return 0
-    widths, heads = (part.width, part.value_width), part.n_heads
-    dense = 2 * max(widths) * seq_len**2
-    return 2 * heads * batch_size * (dense - sum(widths) * part.cfg.pairs(seq_len, part.block))
+    dense = 4 * part.n_heads * max(part.width, part.value_width) * seq_len**2
+    return batch_size * (dense - _seen(part, seq_len))
 
 
 @contextmanager
