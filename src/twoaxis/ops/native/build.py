@@ -1,6 +1,6 @@
 """A kernel's C++ file becomes a library in the cache folder, on first use, by the system's compiler.
 
-A library is named by what it was made from: the source and its header, the compiler, the flags and the features of
+A library is named by what it was made from: the source and the headers, the compiler, the flags and the features of
 the processor, so a cache that several machines share never gives one of them another's code. It appears by an
 atomic rename, so any number of processes may build at once.
 """
@@ -89,7 +89,7 @@ def _key(name: str, compiler: str) -> str:
     about = os.stat(compiler)
     parts = [
         (HERE / f"{name}.cpp").read_bytes(),
-        (HERE / "simd.h").read_bytes(),
+        *(header.read_bytes() for header in sorted(HERE.glob("*.h"))),
         f"{os.path.realpath(compiler)} {about.st_size} {about.st_mtime_ns} {FLAGS} {_features()}".encode(),
     ]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]

@@ -2,8 +2,6 @@
 //
 // Per token, X (d, m):  u_i = sum_v X_iv W_iv,  W_iv = sum_j p_j w_i,v-j+left  (or W = w, or u = X),  c = rms(u) * gain,
 //   beta = 2 sigmoid(<g, c> + g_0),   v = act(W_v x + b_v),  x = u or c,  act(z) = scale sigmoid(z) or z.
-#include <cmath>
-
 #include "simd.h"
 
 struct Call {
@@ -14,16 +12,6 @@ struct Call {
   int64_t raw;                    // targets are made from u, not from c
   float *c, *v, *beta;            // (N, d), (N, m), (N,)
 };
-
-static float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-
-static float dot(const float* a, const float* b, int n) {
-  vf p[2] = {};
-  int j = 0;
-  for (; j + W2 <= n; j += W2) p[0] += load(a + j) * load(b + j), p[1] += load(a + j + W) * load(b + j + W);
-  for (; j < n; j += W) p[0] += load(a + j, n - j) * load(b + j, n - j);
-  return sum(p[0] + p[1]);
-}
 
 // u of one token; by[v * taps + a]: how much tap a counts for channel v.
 template <int M>
@@ -58,7 +46,7 @@ extern "C" int delta_step(const Call* call) {
       (m == 4 && taps == 4 ? compress<4> : compress<0>)(c, u, by, room);
       u = made;
     }
-    float *y = c.c + t * d, r = 1 / std::sqrt(dot(u, u, d) / d + c.eps);
+    float *y = c.c + t * d, r = inverse_rms(u, d, c.eps);
     for (int j = 0; j < d; j++) y[j] = r * u[j] * c.gain[j];
     c.beta[t] = 2 * sigmoid(dot(c.gate, y, d) + *c.gate_bias);
     for (int k = 0; k < m; k++) {

@@ -6,8 +6,6 @@
 //   SCORED  a = finish_i(scale r_i <g * q, k_i> + b_i),  r_i = 1 / sqrt(mean(k_i^2) + eps); keys k_i are v_i or others
 //   MADE    a_o = finish_i(W_up y + b)_o,  y = g * rms(x), or y = gelu(W_down (g * rms(x)))
 //   GATED   a_oi = b_oi + relu(r_i <w_o, v_i>), b_oi a number or one for each feature
-#include <cmath>
-
 #include "simd.h"
 
 enum Kind { SCORED, MADE, GATED };
@@ -34,16 +32,7 @@ static void times(const float* a, const float* b, float factor, int n, float* ou
   for (int j = 0; j < n; j += W) store(out + j, load(a + j, n - j) * factor * (b ? load(b + j, n - j) : all(1)), n - j);
 }
 
-static float dot(const float* a, const float* b, int n) {
-  vf p[4] = {};
-  int j = 0;
-  for (; j + 4 * W <= n; j += 4 * W)
-    for (int s = 0; s < 4; s++) p[s] += load(a + j + s * W) * load(b + j + s * W);
-  for (; j < n; j += W) p[0] += load(a + j, n - j) * load(b + j, n - j);
-  return sum((p[0] + p[1]) + (p[2] + p[3]));
-}
-
-static float inverse_rms(const float* x, int n, double eps) { return eps < 0 ? 1 : 1 / std::sqrt(dot(x, x, n) / n + eps); }
+static float factor_of(const float* x, int n, double eps) { return eps < 0 ? 1 : inverse_rms<4>(x, n, eps); }
 
 template <int S>
 static void add(float* h, const float* const* rows, const float* a, int d) {  // h += sum of S sources
@@ -63,7 +52,7 @@ static void normalise(int64_t finish, const bool* hidden, float* a, int n) {
   for (int i = 0; i < n; i++) top = a[i] > top ? a[i] : top;
   for (int i = 0; i < n; i++) {
     if (finish == SOFTMAX) total += a[i] = top == -INFINITY ? 0 : std::exp(a[i] - top);
-    else if (finish == SIGMOID) a[i] = 1 / (1 + std::exp(-a[i]));
+    else if (finish == SIGMOID) a[i] = sigmoid(a[i]);
     else if (finish == RELU) a[i] = a[i] > 0 ? a[i] : 0;
     else if (hidden && hidden[i]) a[i] = 0;
   }
@@ -89,7 +78,7 @@ struct Step {
       for (int i = 0; i < n; i++) {
         const float* k = c.keys + i * c.source_stride + t * c.token_stride;
         float b = c.bias ? c.bias[i * c.bias_stride + t * c.bias_token] : 0;
-        weights(t)[i] = float(c.scale) * inverse_rms(k, c.width, c.eps) * dot(w, k, c.width) + b;
+        weights(t)[i] = float(c.scale) * factor_of(k, c.width, c.eps) * dot<4>(w, k, c.width) + b;
         hidden[i] = b == -INFINITY;
       }
       normalise(c.finish, hidden, weights(t), n);
@@ -99,14 +88,14 @@ struct Step {
   void make(float* y, float* inner) const {
     for (int64_t t = 0; t < N; t++) {
       const float* x = c.x + t * c.x_stride;
-      times(x, c.gain, inverse_rms(x, c.width, c.eps), c.width, y + t * c.width);
+      times(x, c.gain, factor_of(x, c.width, c.eps), c.width, y + t * c.width);
     }
     int64_t width = c.width;
     for (int r = 0; c.down && r < c.hidden; r++)  // a row of weights meets all tokens
-      for (int64_t t = 0; t < N; t++) inner[t * c.hidden + r] = gelu(dot(c.down + r * width, y + t * width, width), c.tanh);
+      for (int64_t t = 0; t < N; t++) inner[t * c.hidden + r] = gelu(dot<4>(c.down + r * width, y + t * width, width), c.tanh);
     if (c.down) y = inner, width = c.hidden;
     for (int r = 0; r < R * n; r++)
-      for (int64_t t = 0; t < N; t++) weights(t)[r] = dot(c.up + r * width, y + t * width, width) + (c.bias ? c.bias[r] : 0);
+      for (int64_t t = 0; t < N; t++) weights(t)[r] = dot<4>(c.up + r * width, y + t * width, width) + (c.bias ? c.bias[r] : 0);
     for (int64_t t = 0; t < N; t++)
       for (int o = 0; o < R; o++) normalise(c.finish, nullptr, weights(t) + o * n, n);
   }
@@ -115,9 +104,9 @@ struct Step {
     for (int64_t t = 0; t < N; t++)
       for (int i = 0; i < n; i++) {
         const float* v = source(i, t);
-        float r = inverse_rms(v, d, c.eps);
+        float r = factor_of(v, d, c.eps);
         for (int o = 0; o < R; o++) {
-          float score = r * dot(c.x + o * d, v, d);
+          float score = r * dot<4>(c.x + o * d, v, d);
           weights(t)[o * n + i] = (score < 0 ? 0 : score) + (c.bias_token ? 0 : c.bias[o * n + i]);
         }
       }
@@ -137,7 +126,7 @@ struct Step {
         else
           for (int s = 0; i + s < n; s++) add<1>(h, rows + s, a + i + s, d);
       }
-      if (c.normed && c.gains[o]) times(h, c.gains[o], inverse_rms(h, d, c.output_eps), d, c.normed + (o * N + t) * d);
+      if (c.normed && c.gains[o]) times(h, c.gains[o], factor_of(h, d, c.output_eps), d, c.normed + (o * N + t) * d);
     }
   }
 };

@@ -1,18 +1,5 @@
 // Gates of a read over depth, for the few tokens of a decoding step: float32, one thread, no gradients.
-#include <cmath>
-
-#include "simd.h"
-
-static float dot(const float* a, const float* b, int n) {
-  vf p[2] = {};
-  int j = 0;
-  for (; j + W2 <= n; j += W2) p[0] += load(a + j) * load(b + j), p[1] += load(a + j + W) * load(b + j + W);
-  for (; j < n; j += W) p[0] += load(a + j, n - j) * load(b + j, n - j);
-  return sum(p[0] + p[1]);
-}
-
-static float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-static float inverse_rms(const float* x, int d, double eps) { return 1 / std::sqrt(dot(x, x, d) / d + eps); }
+#include "steps.h"
 
 struct Window {
   int64_t N, d, n, most;       // tokens, width, states in sight, the widest window
@@ -28,8 +15,7 @@ extern "C" int soft_window(const Window* w) {
     const float* h = w->h + t * d;
     float K = w->K[t] = 1 + (w->most - 1) * sigmoid(dot(w->u, h, d) * inverse_rms(h, d, w->eps) + *w->c);
     for (int z = 0; z < n; z++) {
-      float m = z ? (float(w->ramp) + K - 1 - z) / float(w->ramp) : 1;
-      w->logs[(n - 1 - z) * w->N + t] = m <= 0 ? -INFINITY : m < 1 ? std::log(m) : m != m ? m : 0;
+      w->logs[(n - 1 - z) * w->N + t] = z ? log_sight(K, float(w->ramp), z) : 0;
     }
   }
   return 0;
@@ -42,20 +28,9 @@ struct Axes {
   float* out;                  // (N, d)
 };
 
-// G s' + (1 - G) z' with s' = rms(s), z' = rms(z), G = sigmoid(w [s'; z'] + b); exact at G = 0 and G = 1.
 extern "C" int axis_gate(const Axes* c) {
-  const int d = c->d, each = d / c->gates;
-  for (int64_t t = 0; t < c->N; t++) {
-    const float *s = c->s + t * d, *z = c->z + t * d;
-    float rs = inverse_rms(s, d, c->eps), rz = inverse_rms(z, d, c->eps), *out = c->out + t * d;
-    for (int64_t g = 0; g < c->gates; g++) {
-      const float* w = c->w + g * 2 * d;
-      float G = sigmoid(rs * dot(w, s, d) + rz * dot(w + d, z, d) + c->b[g]);
-      for (int j = g * each; j < (g + 1) * each; j++) {
-        float a = rs * s[j], b = rz * z[j];
-        out[j] = G < 0.5f ? b + G * (a - b) : a - (1 - G) * (a - b);
-      }
-    }
-  }
+  const int d = c->d;
+  for (int64_t t = 0; t < c->N; t++)
+    axis_mix(c->s + t * d, c->z + t * d, c->w, c->b, d, c->gates, c->eps, c->out + t * d);
   return 0;
 }

@@ -3,6 +3,7 @@
 // Sums are kept in float32; bfloat16 is converted on load and rounded to nearest even on store. No address needs
 // to be aligned. `n` < W handles the rest of a row: missing entries load as 0 and are not stored.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -155,6 +156,31 @@ INLINE vf exponential(vf x) {
   y = y * (r * r) + (r + 1.0f);
   vf scaled = (vf)((vi)y + (power << 23));
   return x < -87.0f ? vf{} : scaled;
+}
+
+template <class T>
+INLINE T sigmoid(T x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+// <a, b> by S = 2 or 4 sums; memory is fetched AHEAD floats before it is met. A prefetch beyond the end does nothing.
+template <int S = 2, int AHEAD = 0>
+static float dot(const float* a, const float* b, int n) {
+  vf p[S] = {};
+  int j = 0;
+  for (; j + S * W <= n; j += S * W)
+    for (int s = 0; s < S; s++) {
+      if (AHEAD && s * W % 16 == 0) __builtin_prefetch(a + j + s * W + AHEAD);
+      p[s] += load(a + j + s * W) * load(b + j + s * W);
+    }
+  for (; j < n; j += W) p[0] += load(a + j, n - j) * load(b + j, n - j);
+  return sum(S == 2 ? p[0] + p[1] : (p[0] + p[1]) + (p[2] + p[3]));
+}
+
+// 1 / sqrt(mean(x^2) + eps)
+template <int S = 2>
+static float inverse_rms(const float* x, int n, double eps) {
+  return 1 / std::sqrt(dot<S>(x, x, n) / n + eps);
 }
 
 // Memory of a call that frees itself; null where there is none.

@@ -5,8 +5,6 @@
 //
 // Hyper-Connections: [A_m|A_r|B] = static + scale tanh(layer_norm(X) W) of each stream, h = rms(A_m^T X) * gain,
 //   mixed = A_r^T X.
-#include <cmath>
-
 #include "simd.h"
 
 struct MHC {
@@ -15,8 +13,6 @@ struct MHC {
   double norm_eps, output_eps, scale;
   float *h, *write, *mixed;                       // (N, d), Q (N, n), (N, n, d)
 };
-
-static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // H over its logits; false where they are so far apart that numbers would not do.
 static bool sinkhorn(const float* R, int n, int iterations, bool rows_last, float* H) {
@@ -52,14 +48,6 @@ static void mix(const float* X, const float* w, int n, int d, float* out) {
   }
 }
 
-static float square(const float* x, int n) {
-  vf p[2] = {};
-  int j = 0;
-  for (; j + W2 <= n; j += W2) p[0] += load(x + j) * load(x + j), p[1] += load(x + j + W) * load(x + j + W);
-  for (; j < n; j += W) p[0] += load(x + j, n - j) * load(x + j, n - j);
-  return sum(p[0] + p[1]);
-}
-
 // 0: done; 1: no memory; 2: not covered.
 extern "C" int mhc_step(const MHC* call) {
   const MHC& c = *call;
@@ -77,13 +65,13 @@ extern "C" int mhc_step(const MHC* call) {
     }
   for (int64_t t = 0; t < c.N; t++) {
     const float* X = c.streams + t * width;
-    float *z = logits + t * C, r = 1 / std::sqrt(square(X, width) / width + c.norm_eps);
+    float *z = logits + t * C, r = inverse_rms(X, width, c.norm_eps);
     for (int k = 0; k < C; k++) z[k] = c.a[k < n ? 0 : k < 2 * n ? 1 : 2] * r * z[k] + c.b[k];
-    for (int s = 0; s < n; s++) z[s] = sigmoid(z[s]);
-    for (int s = 0; s < n; s++) c.write[t * n + s] = c.scale * sigmoid(z[n + s]);
+    for (int s = 0; s < n; s++) z[s] = sigmoid<double>(z[s]);
+    for (int s = 0; s < n; s++) c.write[t * n + s] = c.scale * sigmoid<double>(z[n + s]);
     float *h = c.h + t * d, *mixed = c.mixed + t * width;
     mix(X, z, n, d, h);
-    float inverse = 1 / std::sqrt(square(h, d) / d + c.output_eps);
+    float inverse = inverse_rms(h, d, c.output_eps);
     for (int j = 0; j < d; j++) h[j] *= inverse * c.gain[j];
     if (!c.mixes) memcpy(mixed, X, width * sizeof(float));
     else if (!sinkhorn(z + 2 * n, n, c.iterations, c.rows_last, H)) return 2;
@@ -126,7 +114,7 @@ extern "C" int hyper_step(const Hyper* call) {
     }
     float* h = c.h + t * d;
     mix(X, by, n, d, h);
-    float inverse = 1 / std::sqrt(square(h, d) / d + c.output_eps);
+    float inverse = inverse_rms(h, d, c.output_eps);
     for (int j = 0; j < d; j++) h[j] *= inverse * c.gain[j];
     for (int s = 0; s < n; s++) mix(X, by + (1 + s) * n, n, d, c.mixed + (t * n + s) * d);
     memcpy(c.write + t * n, by + (n + 1) * n, n * sizeof(float));

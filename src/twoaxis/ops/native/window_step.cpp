@@ -9,9 +9,7 @@
 //   y = gain * rms(x)
 // A matrix is read once for all tokens: four of its rows meet three tokens at a time. One token meets a row at a time,
 // with what comes next fetched ahead: as fast as memory allows.
-#include <cmath>
-
-#include "simd.h"
+#include "steps.h"
 
 enum Form { ALL, SOFT, GATES };
 enum Injection { REPLACE, ADD, GATED, AXES };
@@ -28,17 +26,6 @@ struct Call {
   double output_eps;
   float *x, *y, *shared;                   // (N, d), the same or null, share' (N,)
 };
-
-static float dot(const float* a, const float* b, int n) {
-  vf p[2] = {};
-  int j = 0;
-  for (; j + W2 <= n; j += W2) p[0] += load(a + j) * load(b + j), p[1] += load(a + j + W) * load(b + j + W);
-  for (; j < n; j += W) p[0] += load(a + j, n - j) * load(b + j, n - j);
-  return sum(p[0] + p[1]);
-}
-
-static float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-static float inverse_rms(const float* x, int d, double eps) { return 1 / std::sqrt(dot(x, x, d) / d + eps); }
 
 struct Rows {  // of all tokens
   float* at;
@@ -73,23 +60,10 @@ static void some_rows(const float* M, Rows x, int N, int d, Rows y) {
   }
 }
 
-static float ahead(const float* m, const float* x, int d) {  // <m, x>; a prefetch beyond the matrix does nothing
-  constexpr int LATER = 1024;
-  vf p[4] = {};
-  int j = 0;
-  for (; j + 4 * W <= d; j += 4 * W)
-    for (int s = 0; s < 4; s++) {
-      if (s * W % 16 == 0) __builtin_prefetch(m + j + s * W + LATER);
-      p[s] += load(m + j + s * W) * load(x + j + s * W);
-    }
-  for (; j < d; j += W) p[0] += load(m + j, d - j) * load(x + j, d - j);
-  return sum((p[0] + p[1]) + (p[2] + p[3]));
-}
-
 // y = M x of every token, M (rows, d).
 static void product(const float* M, int rows, int d, Rows x, int N, Rows y) {
   int r = 0;
-  for (; N == 1 && r < rows; r++) y.at[r] = ahead(M + (int64_t)r * d, x.at, d);
+  for (; N == 1 && r < rows; r++) y.at[r] = dot<4, 1024>(M + (int64_t)r * d, x.at, d);
   for (; r + 4 <= rows; r += 4) some_rows<4>(M + (int64_t)r * d, x, N, d, {y.at + r, y.stride});
   for (; r < rows; r++) some_rows<1>(M + (int64_t)r * d, x, N, d, {y.at + r, y.stride});
 }
@@ -107,10 +81,7 @@ struct Step {
     logs[0] = 0;
     if (c.form == SOFT) {
       K += (c.most - 1) * sigmoid(r * dot(c.u, h, d) + *c.c);
-      for (int z = 1; z < n; z++) {
-        float m = (float(c.ramp) + K - 1 - z) / float(c.ramp);
-        logs[z] = m <= 0 ? -INFINITY : m < 1 ? std::log(m) : m != m ? m : 0;
-      }
+      for (int z = 1; z < n; z++) logs[z] = log_sight(K, float(c.ramp), z);
     }
     for (int z = 1; z < n && c.form == GATES; z++) {
       float g = r * dot(c.u + (int64_t)(z - 1) * d, h, d) + c.c[z - 1];
@@ -157,22 +128,10 @@ struct Step {
   void inject(int t, const float* z) const {
     const float* h = state(n - 1, t);
     float* x = c.x + (int64_t)t * d;
-    if (c.injection == AXES) return gate(c.s + (int64_t)t * d, z, x);
+    if (c.injection == AXES) return axis_mix(c.s + (int64_t)t * d, z, c.w, c.w_0, d, c.gates, c.eps, x);
     if (c.injection == REPLACE) return (void)memcpy(x, z, d * sizeof(float));
     float g = c.injection == ADD ? 1 : sigmoid(inverse_rms(h, d, c.eps) * dot(c.w, h, d) + *c.w_0);
     for (int j = 0; j < d; j++) x[j] = h[j] + g * z[j];
-  }
-
-  void gate(const float* s, const float* z, float* x) const {  // exact at G = 0 and G = 1
-    float rs = inverse_rms(s, d, c.eps), rz = inverse_rms(z, d, c.eps);
-    for (int k = 0, each = d / c.gates; k < c.gates; k++) {
-      const float* w = c.w + (int64_t)k * 2 * d;
-      float G = sigmoid(rs * dot(w, s, d) + rz * dot(w + d, z, d) + c.w_0[k]);
-      for (int j = k * each; j < (k + 1) * each; j++) {
-        float p = rs * s[j], v = rz * z[j];
-        x[j] = G < 0.5f ? v + G * (p - v) : p - (1 - G) * (p - v);
-      }
-    }
   }
 };
 
