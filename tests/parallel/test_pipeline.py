@@ -197,7 +197,7 @@ def test_histories_kept_in_fewer_bits_or_made_again_cross_a_boundary(world, dept
 
 @pytest.mark.parametrize("depth", [d if d in ("additive", "ddl") else full(d) for d in depths()])
 def test_gradients_in_float32(world, depth):
-    """To 1e-5, or to what one process in float32 is from float64 where that is more."""
+    """Where sums in float32 may be off by: `equal_training`."""
     world(2).run("equal_training", depth, dtype="float32", **SCHEDULES[turn(depth)])
 
 
