@@ -62,7 +62,8 @@ def equal_training(
     """Descend with a pipeline and with one process: the gradients of every step are equal, for each transport.
 
     To 1e-10 in float64; to 1e-5 in float32, or ten times as far as one process comes if its weights are
-    rounded otherwise, where that is more: DDL's writes and mHC's rounds let rounding grow. Also holds what is sent to the plan. Returns the bytes over all links, by transport.
+    rounded otherwise, where that is more: DDL's writes and mHC's rounds let rounding grow.
+    Also holds what is sent to the plan. Returns the bytes over all links, by transport.
     """
     case, n_ranks = Case(depth, sequence), dist.get_world_size()
     fields: dict[str, Any] = {"n_blocks": BLOCKS, "history": history}
