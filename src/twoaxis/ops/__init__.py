@@ -12,7 +12,7 @@ from .depth_read import depth_read
 from .gated_mix import gated_mix
 from .local_attention import local_attention
 from .mix import mix, token_mix
-from .norm import rms
+from .norm import add_rms_norm, rms, rms_norm
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
 from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
@@ -20,6 +20,7 @@ from .window import check_window, visible, visible_pairs
 
 __all__ = [
     "CONVENTIONS",
+    "add_rms_norm",
     "channel_read",
     "check_window",
     "delta_rewrite",
@@ -33,6 +34,7 @@ __all__ = [
     "permutation_mix",
     "reference",
     "rms",
+    "rms_norm",
     "sinkhorn",
     "sinkhorn_error",
     "stream_read",

@@ -36,6 +36,22 @@ def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
         return (v * (v.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
 
 
+def rms_norm(x: Tensor, gain: Tensor, eps: float = 1e-6, *, dtype: torch.dtype | None = None) -> Tensor:
+    """gain x / sqrt(mean(x^2) + eps), rounded once to `dtype` (None: x's)."""
+    with full_precision(x):
+        v = x.to(compute_dtype(x))
+        y = gain.to(v.dtype) * v * (v.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return y.to(x.dtype if dtype is None else dtype)
+
+
+def add_rms_norm(
+    x: Tensor, branch: Tensor, gain: Tensor, eps: float = 1e-6, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + branch in x's dtype, and `rms_norm` of it."""
+    total = x + branch.to(x.dtype)
+    return total, rms_norm(total, gain, eps, dtype=dtype)
+
+
 def local_attention(
     q: Tensor,
     k: Tensor,

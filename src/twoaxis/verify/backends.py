@@ -54,7 +54,7 @@ class Use:
 
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    return [*_reads(), *_rewrites(), *_streams(), *_sums(), *_attentions(), *_steps()]
+    return [*_reads(), *_rewrites(), *_streams(), *_sums(), *_plain_path(), *_attentions(), *_steps()]
 
 
 def uses() -> list[Use]:
@@ -117,6 +117,25 @@ def _sums() -> Iterator[BackendRow]:
         "depthwise_causal_conv": lambda f, x, w, past: f(x, w, history=past),
     }
     kernels = {"mix": "mix", "depthwise_causal_conv": "causal_conv"}
+    for name, call in calls.items():
+        inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
+        yield from _plain_and_native(
+            name, getattr(ops, name), getattr(reference, name), inputs, call, kernels[name]
+        )
+
+
+def _plain_path() -> Iterator[BackendRow]:
+    """What every model is made of, whatever its depth method."""
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "rms_norm": [(3, 43, 33), (33,)],
+        "add_rms_norm": [(3, 43, 33), (3, 43, 33), (33,)],
+    }
+    calls: dict[str, Callable[..., Tensor]] = {
+        "rms_norm": lambda f, x, gain: f(x, gain, 1e-6),
+        "add_rms_norm": lambda f, x, y, gain: torch.cat(f(x, y, gain, 1e-6), -1),
+    }
+    kernels = {"rms_norm": "rms_norm", "add_rms_norm": "rms_norm"}
     for name, call in calls.items():
         inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
         yield from _plain_and_native(

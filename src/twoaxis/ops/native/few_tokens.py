@@ -9,16 +9,18 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, empty, nn, stack
 
-from ...norm import RMSNorm
 from .. import choice
 from ..precision import few
 from ..token_read import Options
 from .call import checked
+
+if TYPE_CHECKING:
+    from ...norm import RMSNorm
 
 SCORED, MADE, GATED = range(3)
 FINISHES = {"softmax": 0, "sigmoid": 1, "none": 2, "relu": 3}
@@ -53,6 +55,8 @@ def stacked(sources: Sequence[Tensor]) -> Tensor | None:
 
 def folds(norm: object) -> TypeGuard[RMSNorm]:
     """Whether a kernel may do a norm's work: it is ours, and no hook waits for its call."""
+    from ...norm import RMSNorm  # which stands above the operators
+
     return type(norm) is RMSNorm and unwatched(norm)
 
 

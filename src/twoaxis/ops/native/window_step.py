@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, empty_like
 
-from ...norm import RMSNorm
 from .. import choice
 from ..reference_steps import Chooser, Injection, Projections
 from .call import checked, threads
 from .few_tokens import UncoveredError, at, folds, stacked
+
+if TYPE_CHECKING:
+    from ...norm import RMSNorm
 
 TOKENS = 8  # at most: beyond, and with more threads, torch's products are the better ones
 _FLOAT = torch.float32
