@@ -80,7 +80,11 @@ def test_a_native_read_moves_its_sources_and_its_result_once():
 
 def test_calls_that_no_kernel_covers_stay_plain():
     for case in (Case("attnres(heads=3)"), Case("ddl(value_dim=3)"), Case("additive", "chunks")):
-        assert {k.name for k in _tape(case.config(), "native").kernels if k.native} == {"norm"}
+        assert {k.name for k in _tape(case.config(), "native").kernels if k.native} <= {
+            "norm",
+            "swiglu",
+            "rotate",
+        }
     short = _tape(Case("additive").config(), "native", 64)
     assert not any(k.name == "native attention" for k in short.kernels)
     assert any(k.name == "native attention" for k in _tape(Case("additive").config(), "native", 65).kernels)

@@ -16,6 +16,7 @@ from .norm import add_rms_norm, rms, rms_norm
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
 from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
+from .swiglu import swiglu
 from .window import check_window, visible, visible_pairs
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "stream_read",
     "stream_scores",
     "stream_write",
+    "swiglu",
     "token_mix",
     "visible",
     "visible_pairs",

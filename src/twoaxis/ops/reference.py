@@ -52,6 +52,13 @@ def add_rms_norm(
     return total, rms_norm(total, gain, eps, dtype=dtype)
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) * up of x (..., 2 h), the gate's numbers first."""
+    with full_precision(x):
+        gate, up = x.to(compute_dtype(x)).chunk(2, -1)
+        return (gate * gate.sigmoid() * up).to(x.dtype)
+
+
 def local_attention(
     q: Tensor,
     k: Tensor,

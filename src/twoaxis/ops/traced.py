@@ -142,6 +142,13 @@ def channel_read(t: Tape, state: Array, weight: Array, width: int, number: int |
     )
 
 
+def swiglu(t: Tape, x: Array, hidden: int) -> Array:
+    """silu(gate) * up of one array: kept is that; plainly the activation as well."""
+    if t.backend == "native" and native_source(x, x) and not t.decoding:
+        return t.run("swiglu", (x,), t.array(hidden, x.itemsize), keep=(x,), native=True)
+    return t.times(t.map("silu", x.view(hidden)), x.view(hidden))
+
+
 def rebuilt_keep(
     state: Array, number: int | None, stride: int = rebuilt.STRIDE
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

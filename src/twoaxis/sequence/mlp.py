@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.errors import InputError
 from twoaxis.linear import Linear
+from twoaxis.ops import swiglu, traced
 from twoaxis.sequence.mixer import Between, Mixer, Place, halo_sum
 from twoaxis.sequence.nested import HostConfig, build_inner, place, run_inner
 from twoaxis.tape import Array, Tape
@@ -89,10 +90,7 @@ class MLP(Mixer):
             x = self.inner_trace("input", t, reads.x, at)
             made = t.linear(x, hidden * (2 if self.act == "swiglu" else 1))
             inner = self.inner_trace("hidden_input", t, made, at)
-            if self.act == "swiglu":
-                inner = t.times(t.map("silu", inner.view(hidden)), inner.view(hidden))
-            else:
-                inner = t.map("gelu", inner)
+            inner = traced.swiglu(t, inner, hidden) if self.act == "swiglu" else t.map("gelu", inner)
             return t.dropout(t.linear(inner, at.layout.d_model), at.layout.dropout)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, **options: Any) -> None:
@@ -110,10 +108,6 @@ class MLP(Mixer):
         x = reads.x.to(self.up.weight.dtype)
         x = run_inner(self.mixers, "input", x, ctx)
         inner = run_inner(self.mixers, "hidden_input", self.up(x), ctx)
-        if self.gated:
-            gate, up = inner.chunk(2, -1)
-            inner = F.silu(gate) * up
-        else:
-            inner = F.gelu(inner)
+        inner = swiglu(inner) if self.gated else F.gelu(inner)
         y = self.down(inner)
         return F.dropout(y, self.layout.dropout) if self.training else y

@@ -130,16 +130,18 @@ def _plain_path() -> Iterator[BackendRow]:
     shapes: dict[str, list[tuple[int, ...]]] = {
         "rms_norm": [(3, 43, 33), (33,)],
         "add_rms_norm": [(3, 43, 33), (3, 43, 33), (33,)],
+        "swiglu": [(3, 43, 66)],
     }
     calls: dict[str, Callable[..., Tensor]] = {
         "rms_norm": lambda f, x, gain: f(x, gain, 1e-6),
         "add_rms_norm": lambda f, x, y, gain: torch.cat(f(x, y, gain, 1e-6), -1),
+        "swiglu": lambda f, x: f(x),
     }
     kernels = {"rms_norm": "rms_norm", "add_rms_norm": "rms_norm"}
     for name, call in calls.items():
         inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
         yield from _plain_and_native(
-            name, getattr(ops, name), getattr(reference, name), inputs, call, kernels[name]
+            name, getattr(ops, name), getattr(reference, name), inputs, call, kernels.get(name, name)
         )
 
 
