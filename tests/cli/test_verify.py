@@ -182,7 +182,8 @@ def test_backends_table_and_json_agree(capsys):
     code, out, _ = twoaxis(capsys, "--backends", "--json")
     said = json.loads(out)
     assert (code, said["failed"], said["requested"]) == (0, 0, "auto")
-    assert len(said["rows"]) + len(said["used"]) == len(lines) - 3
+    assert len(said["rows"]) + len(said["used"]) == len(lines) - 4
+    assert f"kernels are built for {said['level']}, of {', '.join(said['levels'])} that" in out
     assert {(row["operator"], row["backend"]) for row in said["rows"]} == {
         ("depth_read", "plain"),
         ("depth_read", "native"),

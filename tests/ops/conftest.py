@@ -1,9 +1,14 @@
-"""A fixture of the tests of native kernels."""
+"""A fixture of the tests of native kernels, and flags for a whole run of them (see test_native_levels.py)."""
+
+import os
 
 import pytest
 from native_cases import Counting
 
 from twoaxis.ops import choice
+from twoaxis.ops.native import build
+
+build.FLAGS = (*build.FLAGS, *os.environ.get("KERNEL_FLAGS", "").split())
 
 
 @pytest.fixture

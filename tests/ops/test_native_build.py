@@ -58,7 +58,7 @@ def test_what_it_was_made_from_is_in_its_name(tiny, monkeypatch):
     """Another processor, compiler, flag, header or source never gets this library."""
     build.library("answer")
     for change in (
-        lambda: monkeypatch.setattr(build, "_features", lambda: "flags : another processor's"),
+        lambda: monkeypatch.setattr(build.levels, "features", lambda: "flags : another processor's"),
         lambda: monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DMORE")),
         lambda: (tiny / "simd.h").write_text("// more"),
         lambda: (tiny / "answer.cpp").write_text('extern "C" int answer() { return 43; }'),

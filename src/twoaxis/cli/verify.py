@@ -93,17 +93,23 @@ def golden(args: Args) -> int:
 def backends(args: Args) -> int:
     """Every backend in one table, and the calls that each takes."""
     from twoaxis.ops import choice
+    from twoaxis.ops.native import levels
     from twoaxis.verify.backends import backends as rows_of
     from twoaxis.verify.backends import uses
 
     if args.device != "cpu" or args.dtype != "float64":
         raise InputError("--backends runs on the CPU in every dtype; leave out --device and --dtype")
-    requested, rows = choice.requested(), rows_of()
+    requested, level, here, rows = choice.requested(), levels.level(), levels.available(), rows_of()
     failed = sum(not row.passed for row in rows)
     if args.json:
         listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
         used = [asdict(use) for use in uses()]
-        _print_json({"requested": requested, "failed": failed, "rows": listed, "used": used})
+        _print_json(
+            {
+                "requested": requested, "level": level, "levels": here, "failed": failed, "rows": listed,
+                "used": used,
+            }
+        )  # fmt: skip
         return 1 if failed else 0
     lines = [f"{'':8}  {'error / bound':>15}  operator            backend  dtype"]
     for row in rows:
@@ -111,6 +117,9 @@ def backends(args: Args) -> int:
         reason = f": {row.missing}" if row.missing else ""
         ratio = _ratio(row.error, row.bound)
         lines.append(f"{verdict:8}  {ratio:>15}  {row.operator:18}  {row.backend:7}  {row.dtype}{reason}")
+    lines.append(
+        f"kernels are built for {level}, of {', '.join(here)} that this processor has (TWOAXIS_NATIVE)"
+    )
     lines.append(f"used for what, with TWOAXIS_BACKEND={requested}:")
     lines += [f"  {use.operator:18}  {use.backend:8}  {use.call}" for use in uses()]
     lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -192,14 +193,26 @@ def _steps() -> Iterator[BackendRow]:
     with choice.requesting("native"):
         for step in steps():
             missing = _missing(step.kernel)
-            error = None if missing else step.error(torch.float32)
+            with _one_thread():
+                error = None if missing else step.error(torch.float32)
             yield BackendRow(step.operator, "native", "float32", error, BOUNDS["float32"], missing)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()
 def _step_uses() -> Iterator[Use]:
     for step in steps():
-        native = choice.step_kernel(step.kernel) is not None
+        takes = torch.get_num_threads() == 1 or not step.one_thread
+        native = takes and choice.step_kernel(step.kernel) is not None
         yield Use(step.operator, "float32, decoding", "native" if native else "plain")
 
 

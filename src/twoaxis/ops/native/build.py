@@ -6,7 +6,6 @@ atomic rename, so any number of processes may build at once.
 """
 
 import ctypes
-import functools
 import hashlib
 import os
 import platform
@@ -16,11 +15,12 @@ import tempfile
 from pathlib import Path
 
 from ...folders import cache_folder
+from . import levels
 
 HERE = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi",
+    "-O3", "-mtune=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi",
 )  # fmt: skip
 
 
@@ -28,15 +28,19 @@ class UnavailableError(Exception):
     """One line: why there is no kernel here."""
 
 
-def library(name: str) -> ctypes.CDLL:
-    """The library of a kernel, built if it is not in the cache. Raises UnavailableError."""
+def library(name: str, flags: tuple[str, ...] | None = None) -> ctypes.CDLL:
+    """The library of a kernel, built if it is not in the cache, for the level of `levels` unless `flags` are given.
+
+    Raises UnavailableError, and InputError for a level that cannot be had.
+    """
     machine, system = platform.machine(), platform.system()
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
         raise UnavailableError(f"kernels are built on Linux on x86-64, not on {system} on {machine}")
+    flags = (*FLAGS, *(levels.FLAGS[levels.level()] if flags is None else flags))
     compiler, folder = _compiler(), cache_folder()
     if folder is None:
         raise UnavailableError("there is no home folder to build in; set TWOAXIS_CACHE to a writable folder")
-    path = folder / "native" / f"{name}-{_key(name, compiler)}.so"
+    path = folder / "native" / f"{name}-{_key(name, compiler, flags)}.so"
     try:
         if path.exists():
             try:
@@ -44,7 +48,7 @@ def library(name: str) -> ctypes.CDLL:
             except OSError:  # damaged
                 path.unlink()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return _build(name, compiler, path)
+        return _build(name, compiler, flags, path)
     except OSError as error:
         reason = error.strerror or " ".join(str(error).split())
         raise UnavailableError(
@@ -59,11 +63,11 @@ def _load(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def _build(name: str, compiler: str, path: Path) -> ctypes.CDLL:
+def _build(name: str, compiler: str, flags: tuple[str, ...], path: Path) -> ctypes.CDLL:
     handle, made = tempfile.mkstemp(suffix=".so", prefix=f".{name}-", dir=path.parent)
     os.close(handle)
     try:
-        command = [compiler, *FLAGS, str(HERE / f"{name}.cpp"), "-o", made]
+        command = [compiler, *flags, str(HERE / f"{name}.cpp"), "-o", made]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=600)
         if done.returncode:
             said = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
@@ -85,20 +89,11 @@ def _compiler() -> str:
     return found
 
 
-def _key(name: str, compiler: str) -> str:
+def _key(name: str, compiler: str, flags: tuple[str, ...]) -> str:
     about = os.stat(compiler)
     parts = [
         (HERE / f"{name}.cpp").read_bytes(),
         *(header.read_bytes() for header in sorted(HERE.glob("*.h"))),
-        f"{os.path.realpath(compiler)} {about.st_size} {about.st_mtime_ns} {FLAGS} {_features()}".encode(),
+        f"{os.path.realpath(compiler)} {about.st_size} {about.st_mtime_ns} {flags} {levels.features()}".encode(),
     ]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-
-
-@functools.cache
-def _features() -> str:
-    """What the processor can do, as the kernel lists it."""
-    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-        if line.startswith("flags"):
-            return line
-    return platform.processor()

@@ -11,11 +11,14 @@
 #include <omp.h>
 #endif
 
+#ifndef TWOAXIS_WIDTH  // 8 or 16; a compiler splits vectors that the processor does not have
 #ifdef __AVX512F__
-constexpr int W = 16;
+#define TWOAXIS_WIDTH 16
 #else
-constexpr int W = 8;
+#define TWOAXIS_WIDTH 8
 #endif
+#endif
+constexpr int W = TWOAXIS_WIDTH;
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
@@ -73,7 +76,7 @@ INLINE void store(T* p, vf x, int n) {
 INLINE float sum(vf x) {
   typedef float v4 __attribute__((vector_size(16)));
   v4 y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
-#ifdef __AVX512F__
+#if TWOAXIS_WIDTH == 16
   y += __builtin_shufflevector(x, x, 8, 9, 10, 11) + __builtin_shufflevector(x, x, 12, 13, 14, 15);
 #endif
   y += __builtin_shufflevector(y, y, 2, 3, 0, 1);
