@@ -69,7 +69,8 @@ class Kernel:
     None is inputs and outputs once. native: it is this package's own, forward and backward one each; back_launches:
     of what runs around the second. product: a matrix product or attention over tokens: it writes its result,
     while others between two of them could be one kernel. rebuilt: what it keeps only where blocks are recomputed and
-    `ops.rebuilt` cannot make it again. back: FLOPs backward over FLOPs forward.
+    `ops.rebuilt` cannot make it again. back: FLOPs backward over FLOPs forward. piece: which of the pieces that a depth
+    method calls of a core, all the tape's counted.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Kernel:
     rebuilt: tuple[Array, ...] = ()
     native: bool = False
     back_launches: int = 1
+    piece: int = 0
 
 
 @dataclass
@@ -109,6 +111,7 @@ class Tape:
     again: tuple[int, int] | None = None
     entry: Array | None = None
     backend: Backend = "plain"
+    pieces: int = 0
 
     @property
     def tokens(self) -> int:
@@ -150,6 +153,7 @@ class Tape:
     ) -> Array:
         """Note a `Kernel`; returns its first output. What is kept in fewer bits is first turned into its value."""
         inputs = [self._value(x) for x in inputs]
+        more["piece"] = self.pieces
         self.kernels.append(Kernel(name, self.part, tuple(inputs), outputs, tuple(keep), flops, **more))
         return outputs[0]
 
@@ -247,6 +251,10 @@ class Tape:
             return x
         noise = self.like(x)
         return self.run("dropout", (x,), self.like(x), noise, keep=(noise,), launches=3)
+
+    def split(self) -> None:
+        """Here a depth method's call of one piece of a core ends, or that of another begins."""
+        self.pieces += 1
 
     def boundary(self, state: Sequence[Array], lasting: Sequence[bool]) -> None:
         """A block begins (or the last one ended) with this state. lasting: whose name is one value at all depths."""

@@ -56,6 +56,8 @@ def test_rows_over_two_processes(world, depth, options):
     [
         ("denseformer", DDP | {"pipeline": 2}),
         ("hyper_connections", FSDP | INTERLEAVED),
+        ("denseformer", FSDP | {"pipeline": 2}),  # pushes sums, with weights of later blocks
+        full("attnres", FSDP | INTERLEAVED),
         full("depth_window", DDP | INTERLEAVED),
         full("residual_scalars", FSDP | {"pipeline": 2, "pipeline_schedule": "gpipe"}),
     ],
@@ -63,6 +65,22 @@ def test_rows_over_two_processes(world, depth, options):
 )
 def test_rows_and_a_pipeline(world, depth, options):
     equal(world, 4, depth, options)
+
+
+# embeddings, final norm and head in shares: a tied table is on the first and the last process, counted once
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"fields": {"tie_embeddings": True}},
+        {"fields": {"tie_embeddings": False}},
+        {"fields": {"history": "recompute"}},
+        {"checkpointing": True},
+    ],
+    ids=str,
+)
+def test_the_ends_of_a_pipeline_in_shares(world, more):
+    equal(world, 4, "attnres", FSDP | {"pipeline": 2}, **more)
 
 
 def test_float32(world):

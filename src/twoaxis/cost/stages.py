@@ -46,8 +46,7 @@ def kept(
     absent: arrays of the entering state in whose place it gets something else. hands_on: whether the state that
     leaves is itself what is sent. loop: whether this is the decoder's own loop, in which some states are made again
     (`ops/rebuilt.py`). saved: of every `every`-th block nothing but its input is kept ("blocks"), or of
-    its cores nothing but theirs ("cores": the depth reads and writes are kept). Of methods that work inside an
-    attention what its halves hand to each other is counted as one part.
+    its cores nothing but theirs ("cores": the depth reads and writes are kept).
     """
     starts = [start for start, _ in t.boundaries]
     begin, end = _ends(t, blocks, first, last)
@@ -119,15 +118,15 @@ def _saved(kernels: list[Kernel], loop: bool) -> Iterator[Array]:
 
 
 def _integers(x: Array) -> bool:
-    """Token ids and the like, which stay on the device."""
-    return x.constant and x.itemsize == 8 and x.width == 1
+    """Token ids, indices, masks: they stay on the device."""
+    return x.constant and x.itemsize in (1, 8)
 
 
 def _cores(kernels: list[Kernel]) -> Iterator[list[Kernel]]:
-    """Runs of kernels that belong to cores."""
+    """Runs of kernels that belong to cores, or to the pieces of them that a depth method calls."""
     run: list[Kernel] = []
     for kernel in kernels:
-        if run and kernel.part != run[-1].part:
+        if run and (kernel.part, kernel.piece) != (run[-1].part, run[-1].piece):
             yield run
             run = []
         if kernel.part != "depth":

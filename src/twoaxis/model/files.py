@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -17,7 +17,10 @@ from torch import Tensor
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.shards import INDEX, Shards
+from twoaxis.model.shards import INDEX, Piece, Shards, Stored
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -83,20 +86,12 @@ def load_weights(model: Decoder, path: Path) -> None:
     if model.cfg.tie_embeddings:
         head = weights.pop("head.weight", None)
         table = weights.get("embedding.weight")
-        if head is not None and table is not None and not torch.equal(head, table):
-            raise InputError(f"{path}: head and embedding differ but tie_embeddings is true; set it to false")
+        if head is not None and table is not None:
+            check_tied(path, head, table)
     elif "head.weight" not in weights and "embedding.weight" in weights:
         weights["head.weight"] = weights["embedding.weight"].clone()
     expected = weights_of(model)
-    for problem, names in (
-        ("lacks", expected.keys() - weights.keys()),
-        ("has unknown", weights.keys() - expected.keys()),
-    ):
-        if names:
-            some = ", ".join(sorted(names)[:3])
-            raise InputError(
-                f"{path} {problem} {len(names)} tensors ({some}); it belongs to another configuration"
-            )
+    check_names(path, set(expected), set(weights))
     wrong = [k for k in expected if expected[k].shape != weights[k].shape]
     if wrong:
         k = wrong[0]
@@ -111,8 +106,56 @@ def load_weights(model: Decoder, path: Path) -> None:
             parameter.copy_(weights[plain_name(name)])
 
 
+def check_tied(path: Path, head: Tensor, table: Tensor) -> None:
+    """InputError if a file has both and they differ."""
+    if not torch.equal(head, table):
+        raise InputError(f"{path}: head and embedding differ but tie_embeddings is true; set it to false")
+
+
+def check_names(path: Path, expected: set[str], found: set[str]) -> None:
+    """InputError naming tensors that a model needs and a file lacks, or the other way round."""
+    for problem, names in (("lacks", expected - found), ("has unknown", found - expected)):
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise InputError(
+                f"{path} {problem} {len(names)} tensors ({some}); it belongs to another configuration"
+            )
+
+
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a file; a cut or damaged file raises InputError with the expected and found size."""
+    check_size(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}); use another checkpoint or write it again") from None
+
+
+class WholeFile(Shards):
+    """A file of whole tensors, of which parts can be read; damaged ones as in `read_safetensors`."""
+
+    def __init__(self, path: Path) -> None:
+        check_size(path)
+        self.folder, self.tensors = path.parent, {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 it is no mapping
+                    part = file.get_slice(name)
+                    shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
+                    piece = Piece(path.name, (0,) * len(shape), shape)
+                    self.tensors[name] = Stored(dtype, shape, (piece,))
+        except (SafetensorError, OSError, KeyError) as error:
+            raise InputError(
+                f"{path} is damaged ({error}); use another checkpoint or write it again"
+            ) from None
+
+    def key(self, name: str, piece: Piece) -> str:
+        """The tensor's name."""
+        return name
+
+
+def check_size(path: Path) -> None:
+    """InputError with the expected and found size if a safetensors file is not there or not whole."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -127,10 +170,6 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise InputError(
             f"{path} is damaged: expected {wanted}, found {size}; use another checkpoint or write it again"
         )
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is damaged ({error}); use another checkpoint or write it again") from None
 
 
 def _expected_size(header: bytes, length: int) -> int | None:

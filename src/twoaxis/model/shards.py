@@ -77,9 +77,13 @@ class Shards:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{path} cannot be read ({error}); use another checkpoint") from None
 
+    def key(self, name: str, piece: Piece) -> str:
+        """What a piece is called in its file."""
+        return piece_key(name, piece.offsets)
+
     def read(self, name: str, piece: Piece, start: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """The box of `sizes` at `start` in a piece."""
-        path, key = self.folder / piece.file, piece_key(name, piece.offsets)
+        path, key = self.folder / piece.file, self.key(name, piece)
         try:
             with safe_open(path, framework="pt") as file:
                 if not sizes:

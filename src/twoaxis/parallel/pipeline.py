@@ -38,7 +38,8 @@ class Pipeline:
     gradients that one process would find.
 
     schedule: "gpipe" (all forward, then all backward), "1f1b", or "interleaved" (1F1B over several stages per
-    rank; "gpipe" takes several too). computing: the context of every forward pass, such as autocast.
+    rank; "gpipe" takes several too). device: where it will compute, of a model that
+    has no numbers yet. computing: the context of every forward pass, such as autocast.
     after_backward: called after every backward pass of a micro-batch.
 
     Raises InputError for what does not fit, on every rank alike, before anything is sent.
@@ -52,6 +53,7 @@ class Pipeline:
         micro_batches: int,
         schedule: str = "1f1b",
         group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
         computing: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
         after_backward: Callable[[], None] = lambda: None,
     ) -> None:
@@ -65,7 +67,7 @@ class Pipeline:
             raise InputError(f"a plan for {plan.n_ranks} ranks and {dist.get_world_size(group)} processes")
         self.plan = plan
         self.model, self.micro_batches, self.group = model, micro_batches, group
-        self.device = model.stream.norm.weight.device
+        self.device = device or model.stream.norm.weight.device
         self._check_model(schedule)
         let_go(model, self.plan.held[rank])
         self.gradients, self.cache, self.wire = Gradients(self.plan, group), DepthCache(), Wire()

@@ -11,18 +11,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from twoaxis.model import Decoder
 from twoaxis.parallel.mesh import Mesh
 
 
-def shard(model: Decoder, mesh: Mesh, *, low_precision: bool, ends: bool) -> frozenset[str]:
-    """Divide the parameters of every block over the data processes; the names of those divided.
+def shard(
+    model: Decoder,
+    mesh: Mesh,
+    *,
+    low_precision: bool,
+    lent: frozenset[str] | None = None,
+    first: bool = True,
+) -> frozenset[str]:
+    """Divide the parameters of `model` over the data processes, block by block and its ends; the names divided.
 
-    ends: also what lies around the blocks, which then must run through `model(...)`. low_precision: gather and
-    compute in bfloat16, keep and sum in float32. Single numbers (0-d) stay whole everywhere.
+    lent: None if all runs through `model(...)`; in a pipeline the names of parameters that others than the block
+    they lie in use, which stay whole, as does what a method's stream lends to blocks. first: whether this is a
+    pipeline's first process, which uses a tied table as embeddings. low_precision: gather and compute in bfloat16,
+    keep and sum in float32. Single numbers (0-d) stay whole everywhere.
     """
     model.rebuilding = False  # that would use weights of other blocks than those gathered
     # states are views by design and no method writes into one
@@ -30,17 +44,29 @@ def shard(model: Decoder, mesh: Mesh, *, low_precision: bool, ends: bool) -> fro
     low = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    named = dict(model.named_parameters())
+    whole = {n for n, p in named.items() if p.ndim == 0 or n in (lent or ())}
+    tops: list[nn.Module] = [*model.blocks]
+    end, other = (model.embedding, model.head) if first else (model.head, model.embedding)
+    if lent is None:
+        tops.append(model)
+    else:
+        whole |= {n for n in named if n.startswith("stream.") and n != "stream.norm.weight"}
+        tops += [end, model.stream]
+    ignored = {named[n] for n in whole}
     given: dict[str, Any] = {
         "mesh": mesh.devices["data"],
-        "ignored_params": {p for p in model.parameters() if p.ndim == 0},
+        "ignored_params": ignored,
         "mp_policy": low if low_precision else MixedPrecisionPolicy(cast_forward_inputs=False),
+        "reshard_after_forward": None if lent is None else True,  # else each would think itself the outermost
     }
-    tops = [*model.blocks, model] if ends else [*model.blocks]
     for module in tops:
-        if any(p.ndim > 0 for p in module.parameters()):
+        if not ignored.issuperset(module.parameters()):
             _sum(fully_shard(module, **given))
-    prefix = "" if ends else "blocks."
-    return frozenset(n for n, p in model.named_parameters() if n.startswith(prefix) and p.ndim > 0)
+    register_fsdp_forward_method(model.stream, "close")  # nothing where the stream has no shares of its own
+    if lent is not None and model.cfg.tie_embeddings and end.weight is not None:
+        other.weight = end.weight  # a name and no more
+    return frozenset(named.keys() - whole)
 
 
 def _sum(module: Any) -> None:

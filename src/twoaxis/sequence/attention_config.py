@@ -171,14 +171,21 @@ class AttentionConfig(HostConfig):
     def trace(
         self, t: Tape, reads: Any, at: Place, between: Between | None = None, before: Before | None = None
     ) -> Array:
-        y: Any = self._gathered(t, reads, at, between) if at.options.get("token_read", True) else None
-        y = y if before is None else before(y)
+        y: Any = self._gathered(t, reads, at, between, before) if at.options.get("token_read", True) else None
+        if before is not None:
+            t.split()
+            y = before(y)
+            t.split()
         y = t.linear(y, at.layout.d_model) if self.output == "linear" else y
         return t.dropout(y, at.layout.dropout)
 
-    def _gathered(self, t: Tape, reads: Any, at: Place, between: Between | None) -> Array:
+    def _gathered(
+        self, t: Tape, reads: Any, at: Place, between: Between | None, before: Before | None
+    ) -> Array:
         """What W_o projects, the heads side by side."""
         q, k, v = self._projected(t, reads, at)
+        if (between, before) != (None, None):
+            t.split()
         if between is not None:
             q, k, v = between(q, k, v)
         assert v is not None

@@ -5,7 +5,6 @@ DCP finds which boxes of which pieces they need; the files are those of `model/s
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,10 +62,10 @@ class LoadPieces(DefaultLoadPlanner):
 
 
 class ShardReader(StorageReader):
-    """Reads the files that `ShardWriter` wrote."""
+    """Reads boxes of the files that `ShardWriter` wrote, or of a file of whole tensors."""
 
-    def __init__(self, folder: Path) -> None:
-        self.shards = Shards(folder)
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Nothing is kept."""
@@ -116,11 +115,11 @@ class ShardReader(StorageReader):
         return False
 
 
-def fill(parts: Parts, folder: Path) -> None:
-    """Read this process's parts from a checkpoint that any number of processes wrote."""
+def fill(parts: Parts, shards: Shards) -> None:
+    """Read this process's parts, in place, from what any number of processes wrote; nothing else is read."""
     state = {name: tensor for name, (tensor, _) in parts.items()}
     quiet()
     try:
-        dcp.load(state, storage_reader=ShardReader(folder), planner=LoadPieces(parts), no_dist=True)
+        dcp.load(state, storage_reader=ShardReader(shards), planner=LoadPieces(parts), no_dist=True)
     except dcp.api.CheckpointException as error:
         raise next(cause for cause, _ in error.failures.values()) from None

@@ -70,14 +70,14 @@ class Optimizer:
         }
 
     def load_state(self, saved: dict[str, Tensor]) -> None:
-        """Take up a state by name; a name, fact or shape that does not belong here raises InputError."""
+        """Take up a state by name, its very tensors; a name, fact or shape that does not fit raises InputError."""
         own = {p: part for part in self.parts for group in part.param_groups for p in group["params"]}
         for key, value in saved.items():
             name, _, fact = key.rpartition("/")
             parameter = self.named.get(name)
             if parameter is None or value.shape != (() if fact == "step" else parameter.shape):
                 raise InputError(f"the saved optimiser state has {key!r} {tuple(value.shape)}, {WRONG}")
-            own[parameter].state[parameter][fact] = value.to(parameter.device).clone()
+            own[parameter].state[parameter][fact] = value.to(parameter.device)
         for name, parameter in self.named.items():
             facts = set(own[parameter].state.get(parameter, {}))
             if facts and facts != FACTS[type(own[parameter])]:

@@ -44,6 +44,7 @@ class Pipelined:
             micro_batches=cfg.accumulation,
             schedule=cfg.pipeline_schedule,
             group=mesh.group("pipeline"),
+            device=device,
             computing=lambda: computing_in(cfg.precision, device),
             after_backward=self._collect,
         )
@@ -63,3 +64,8 @@ class Pipelined:
     def holders(self, name: str) -> list[int]:
         """The places along the pipeline that hold a parameter."""
         return self.pipeline.plan.holders(name)
+
+    def lent(self) -> frozenset[str]:
+        """Parameters of blocks that earlier processes hold too, for sums that they push to their readers."""
+        several = self.pipeline.gradients.shared.values()
+        return frozenset(n for names in several for n in names if n.startswith("blocks."))

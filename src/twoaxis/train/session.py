@@ -12,12 +12,15 @@ from twoaxis.cost import cost
 from twoaxis.data import Batch, Loader, TokenFile
 from twoaxis.errors import InputError, RunError
 from twoaxis.model import Decoder, load_weights, token_loss, weights_path
+from twoaxis.parallel.deferred import Blank
 from twoaxis.train.checkpoint import newest_checkpoint
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.device import allow_graphs, choose_device
 from twoaxis.train.evaluation import evaluate
+from twoaxis.train.filling import Filling
 from twoaxis.train.optimizer import Optimizer
 from twoaxis.train.precision import Master, computing_in
+from twoaxis.train.processes import processes
 from twoaxis.train.progress import Progress
 from twoaxis.train.randomness import isolated, reseed
 from twoaxis.train.run import weights_folder
@@ -34,17 +37,24 @@ class Session:
         self.progress = Progress()
         self.flops_per_step = cost(cfg.model, cfg.batch_size, cfg.seq_len).flops * cfg.accumulation
         self.flops_per_step *= cfg.data_parallel
-        self.model = Decoder(cfg.model)
-        weights = checkpoint or (weights_folder(cfg.init) if cfg.init else None)
-        if weights:
-            load_weights(self.model, weights_path(weights))
-        self.model.float().to(self.device).train()
+        folder = checkpoint or (weights_folder(cfg.init) if cfg.init else None)
+        weights = weights_path(folder) if folder else None
+        filling = None
+        if processes() > 1:
+            blank = Blank(cfg.model)
+            filling = Filling(blank, self.device, weights, stream=checkpoint is None)
+            self.model = blank.model.train()
+        else:
+            self.model = Decoder(cfg.model)
+            if weights:
+                load_weights(self.model, weights)
+            self.model.float().to(self.device).train()
         if cfg.saved == "host" and self.device.type == "cpu":
             raise InputError("saved='host': the device cpu is the host already; use all, blocks or cores")
         self.model.saving = cfg.saving
         rules = self.model.param_rules()
         self.n_parameters = sum(p.numel() for p in self.model.parameters())
-        self.team = Team(cfg, self.model, self.device)
+        self.team = Team(cfg, self.model, self.device, filling)
         rank, of = self.team.rows
         self.loader = Loader(
             tokens, cfg.seq_len, cfg.batch_size, cfg.seed, rank=rank, world_size=of, packing=cfg.packing

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from twoaxis.errors import InputError
-from twoaxis.model import read_safetensors
-from twoaxis.model.shards import INDEX, Shards
+from twoaxis.model.files import WholeFile
+from twoaxis.model.shards import Shards
 from twoaxis.parallel.placement import Placement
 from twoaxis.train.progress import Progress
 from twoaxis.train.randomness import random_state, reseed, set_random_state
@@ -66,8 +66,8 @@ def facts_of(session: Session) -> dict[str, Any]:
 def take_up(session: Session, checkpoint: Path) -> None:
     """Go on from a checkpoint: everything but the weights."""
     facts = read_facts(checkpoint / "state.json")
-    stored = (checkpoint / INDEX).exists() and not (checkpoint / "state.safetensors").exists()
-    tensors = _from_shards(session, checkpoint) if stored else _from_file(session, checkpoint)
+    whole = checkpoint / "state.safetensors"
+    tensors = _read_parts(session, WholeFile(whole) if whole.exists() else Shards(checkpoint))
     session.optimizer.load_state(dict(_under("optimizer/", tensors)))
     session.loader.load_state_dict(facts["loader"])
     session.progress = Progress(**facts["progress"])
@@ -78,33 +78,22 @@ def take_up(session: Session, checkpoint: Path) -> None:
         reseed(session.cfg.seed, session.progress.step, session.team.rows[0])
 
 
-def _from_file(session: Session, checkpoint: Path) -> dict[str, Tensor]:
-    """This process's parts of a state that was saved whole."""
-    places, found = session.team.placements, {}
-    for key, whole in read_safetensors(checkpoint / "state.safetensors").items():
-        name = key.removeprefix("optimizer/").rpartition("/")[0]
-        if not key.startswith("optimizer/") or session.team.alone:
-            found[key] = whole
-        elif name in places:
-            found[key] = places[name].of(whole) if whole.ndim else whole
-    return found
-
-
-def _from_shards(session: Session, checkpoint: Path) -> dict[str, Tensor]:
-    """This process's parts of a state that was saved in pieces; only they are read."""
+def _read_parts(session: Session, saved: Shards) -> dict[str, Tensor]:
+    """This process's parts of a saved state; only they are read."""
     from twoaxis.train.dcp_load import fill
 
-    saved = Shards(checkpoint).tensors
     parts: dict[str, tuple[Tensor, Placement]] = {}
-    for name, stored in saved.items():
+    own = _own(session)
+    for name, stored in saved.tensors.items():
         kind, _, rest = name.partition("/")
         place = session.team.placements.get(rest.rpartition("/")[0]) if kind == "optimizer" else None
-        if place is None and (kind == "random" or (session.team.alone and kind == "optimizer")):
+        random = kind == "random" and rest.startswith(own) and rest.count("/") == own.count("/")
+        if place is None and (random or (session.team.alone and kind == "optimizer")):
             place = Placement.whole(stored.shape)
         if place is not None:
             place = place if stored.shape else Placement.whole(())
             parts[name] = torch.empty(place.local_shape, dtype=stored.dtype), place
-    fill(parts, checkpoint)
+    fill(parts, saved)
     return {name: tensor for name, (tensor, _) in parts.items()}
 
 

@@ -16,6 +16,7 @@ from twoaxis.model.files import plain_name
 from twoaxis.parallel.mesh import Mesh, clip_to
 from twoaxis.parallel.placement import Placement
 from twoaxis.train.config import TrainConfig
+from twoaxis.train.filling import Filling
 from twoaxis.train.gathering import gathered
 from twoaxis.train.optimizer import clip_gradients
 from twoaxis.train.pipelined import Pipelined
@@ -27,11 +28,14 @@ from twoaxis.train.state import Part
 class Team:
     """This process's part in a run. `model`, whole and the same on every process, is divided in place.
 
+    filling: gives a model on the meta device its numbers, once it is divided.
     placements: where each parameter that is trained here lies in the whole one. rows: (rank, number) of this
     process among those that read rows of their own. micro_batches: those of a step, on this process.
     """
 
-    def __init__(self, cfg: TrainConfig, model: Decoder, device: torch.device) -> None:
+    def __init__(
+        self, cfg: TrainConfig, model: Decoder, device: torch.device, filling: Filling | None = None
+    ) -> None:
         self.cfg, self.model, self.device = cfg, model, device
         self.mesh: Mesh | None = None
         self.pipelined: Pipelined | None = None
@@ -48,6 +52,12 @@ class Team:
             )
             self.rows, self.micro_batches = (self.mesh.at["data"], cfg.data_parallel), cfg.accumulation
             self._divide(self.mesh)
+            if filling is not None:
+                filling.fill(self.placements)
+            if cfg.data_parallel > 1 and self._by_ddp:
+                from twoaxis.parallel.replicas import replicate
+
+                self.ddp = replicate(model, self.mesh)
 
     def _divide(self, mesh: Mesh) -> None:
         cfg, model = self.cfg, self.model
@@ -65,13 +75,12 @@ class Team:
             from twoaxis.parallel.replicas import shard
 
             low = cfg.precision == "bf16_master"
-            self.shared_out = shard(model, mesh, low_precision=low, ends=self.pipelined is None)
+            more: dict[str, Any] = {}
+            if self.pipelined is not None:
+                more = {"lent": self.pipelined.lent(), "first": self.pipelined.pipeline.is_first}
+            self.shared_out = shard(model, mesh, low_precision=low, **more)
             for name in self.shared_out:
                 self.placements[name] = self.placements[name].share(*self.rows)
-        elif cfg.data_parallel > 1 and self._by_ddp:
-            from twoaxis.parallel.replicas import replicate
-
-            self.ddp = replicate(model, mesh)
 
     @property
     def _by_ddp(self) -> bool:

@@ -13,14 +13,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from twoaxis.depth.stored import plain_parts
-from twoaxis.model import Decoder
+from twoaxis.model import Decoder, saving
 from twoaxis.ops import choice
 
 
 def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = "plain") -> int:
     """Every storage that a hook sees saved or an operator holds on its node, once; parameters left out.
 
-    With recomputation also the inputs of blocks, or of cores, that are still alive, as recomputation needs them, and
+    With recomputation also the inputs of blocks, cores or their halves that are still alive, which it needs, and
     with a history of "recompute" the embeddings. backend: of the operators; a configuration cannot know whether a
     machine has the native one.
     """
@@ -34,24 +34,20 @@ def saved_bytes(model: Decoder, tokens: Tensor, targets: Tensor, backend: str = 
                 kept.setdefault(_place(part), part.untyped_storage())
         return x
 
-    def enter(block: Any, args: tuple[Any, ...]) -> None:
-        inputs.extend(weakref.ref(x) for x in _tensors(pytree.tree_leaves(args[0])))
+    def entered(part: Any, *args: Any, **options: Any) -> Any:
+        inputs.extend(weakref.ref(x) for x in _tensors(pytree.tree_leaves(args)))
+        return checkpoint(part, *args, **options)
 
     def opened(x: Tensor, ctx: Any) -> Any:
         inputs.append(weakref.ref(x))
         return run(x, ctx)
 
     run = model.stream.open
-    cores = (core for block in model.blocks for core in block.cores)  # type: ignore[union-attr]
-    parts = cores if model.saving.saved == "cores" else model.blocks
-    watched = [part.register_forward_pre_hook(enter) for part in parts]
-    try:
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
-        with choice.requesting(backend), hooks, patch.object(model.stream, "open", opened):
-            loss = model.loss(tokens, targets)
-    finally:
-        for handle in watched:
-            handle.remove()
+    checkpoint = saving.checkpoint  # of blocks, cores, or the halves of an attention
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+    watched = patch.object(saving, "checkpoint", entered), patch.object(model.stream, "open", opened)
+    with choice.requesting(backend), hooks, watched[0], watched[1]:
+        loss = model.loss(tokens, targets)
     for node in _nodes(loss):
         for held in vars(node).values() if hasattr(node, "__dict__") else ():
             for x in _tensors(held):
