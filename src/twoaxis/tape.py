@@ -165,7 +165,16 @@ class Tape:
         held = x.numbers * (1 if dtype == "int8" else 2) + scales
         kept = Array(x.numbers, x.width, x.itemsize, held=held)
         self.kernels.append(
-            Kernel("store", self.part, (x,), (kept,), (), launches=STORING[dtype], moved=x.nbytes + held)
+            Kernel(
+                "store",
+                self.part,
+                (x,),
+                (kept,),
+                (),
+                launches=STORING[dtype],
+                moved=x.nbytes + held,
+                piece=self.pieces,
+            )
         )
         return kept
 
@@ -174,7 +183,7 @@ class Tape:
         if x.held is None:
             return x
         value = self.like(x)
-        self.kernels.append(Kernel("value", self.part, (x,), (value,), ()))
+        self.kernels.append(Kernel("value", self.part, (x,), (value,), (), piece=self.pieces))
         return value
 
     def like(self, x: Array) -> Array:
