@@ -30,6 +30,13 @@ class Linear(nn.Linear):
         return linear(x, self.weight)
 
 
+def fitting(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype in which a product with this weight takes x: the weight's, or autocast's if x has that already."""
+    kind = x.device.type
+    rounded = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)
+    return x.dtype if rounded else weight.dtype
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W x + b as `F.linear`, autocast included: x (..., in), weight (out, in), bias (out,) -> (..., out).
 

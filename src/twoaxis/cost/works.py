@@ -18,7 +18,7 @@ NONLINEAR = ("softmax", "log_softmax", "silu", "gelu", "sigmoid", "tanh")
 BATCHED = ("matmul", "stream_read", "stream_mix", "stream_write")  # a small matrix for each token
 ATTENTION = ("sdpa", "native attention")
 OVER_TOKENS = (*ATTENTION, "blocked", "attention")  # the last in decoding
-AGAIN = (*ATTENTION, "silu", "gelu")  # whose backward pass takes their exponentials again
+AGAIN = (*ATTENTION, "silu", "swiglu", "gelu")  # whose backward pass takes their exponentials again
 
 
 @dataclass(frozen=True, slots=True)

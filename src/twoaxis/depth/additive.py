@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, State
+from twoaxis.depth import ahead
+from twoaxis.depth.connection import Connection, DepthConfig, State, products_first
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
-from twoaxis.ops.precision import cast
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
 
@@ -49,10 +49,15 @@ class Additive(Connection):
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
-        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
+        rounds = products_first(layout.blocks[block][index])
+        self.norm = RMSNorm(layout.d_model, layout.norm_eps, for_products=rounds)
+
+    @property
+    def opening(self) -> RMSNorm:
+        return self.norm
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, None]:
-        return Reads(self.norm(state)), None
+        return Reads(ahead.normed(self.norm, state)), None
 
     def write(self, state: State, carry: None, y: Tensor, ctx: Context) -> State:
-        return state + cast(y, state.dtype)
+        return ahead.add(self.norm, state, y)

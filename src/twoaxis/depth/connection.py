@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.depth.ahead import normed
 from twoaxis.depth.history import unchanging
 from twoaxis.depth.history_spec import parse_history, settled
 from twoaxis.errors import InputError
@@ -120,7 +121,7 @@ class PlainStream(Stream):
         return x
 
     def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state)
+        return normed(self.norm, state)
 
     def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
         return {"stream": self.spec_of(batch_size, seq_len)}
@@ -148,6 +149,11 @@ class Connection(nn.Module, ABC):
     @abstractmethod
     def write(self, state: State, carry: Any, y: Tensor, ctx: Context) -> State:
         """The state with the sublayer's output y (B, T, d) put back. Never changes `state` in place."""
+
+    @property
+    def opening(self) -> RMSNorm | None:
+        """The norm of the state by which `read` begins and after which it needs the state no more (see `ahead.py`)."""
+        return None
 
     def expected_depth(self, state: State, ctx: Context) -> Tensor | None:
         """(B, T): how many states its read counts on, where the model learns it; None where it does not."""
@@ -189,6 +195,14 @@ def accepts_qkv(kind: str) -> bool:
     """Whether a sublayer kind takes inputs of its own for keys and values; unknown kinds do not."""
     try:
         return bool(spec.parse_spec("sequence", kind).accepts_qkv)
+    except InputError:
+        return False
+
+
+def products_first(kind: str) -> bool:
+    """Whether a sublayer kind gives its inputs to matrix products alone; unknown kinds do not."""
+    try:
+        return bool(spec.parse_spec("sequence", kind).products_first)
     except InputError:
         return False
 

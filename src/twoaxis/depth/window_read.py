@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from twoaxis.cache import Cache
 from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.linear import linear
-from twoaxis.ops import depth_read, rms, token_mix
+from twoaxis.ops import depth_read, rms, rotate, token_mix
 from twoaxis.ops.native import window_step
 from twoaxis.ops.native.few_tokens import unwatched
 from twoaxis.ops.precision import compute_dtype, full_precision
 from twoaxis.ops.reference_steps import Projections
-from twoaxis.sequence.rotary import rotary_angles, rotate
+from twoaxis.sequence.rotary import rotary_angles
 from twoaxis.types import Layout
 
 

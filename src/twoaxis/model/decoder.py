@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from twoaxis import spec
 from twoaxis.cache import Cache, document_positions, name_slots, remembering
+from twoaxis.depth import ahead
 from twoaxis.depth.connection import Connection, Stream
 from twoaxis.depth.history_spec import parse_history
 from twoaxis.errors import InputError
@@ -19,6 +20,7 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
 from twoaxis.model.loss import chunked_token_loss, token_loss
 from twoaxis.model.saving import Saving
+from twoaxis.norm import RMSNorm
 from twoaxis.ops import rebuilt
 from twoaxis.ops.choice import settled
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
@@ -128,7 +130,7 @@ class Decoder(nn.Module):
         """From embeddings (B, T, d) to what `to_the_end` gives."""
         plain = self.saving.saved == "all" and not self.recomputes
         loop = rebuilt.loop(ctx.cache is None and self.rebuilding and (plain or not self.training))
-        with loop, self.saving.around(self, embedded.device):
+        with loop, ahead.loop(self._norms(ctx)), self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:
                 states["block.0"] = state
@@ -137,6 +139,18 @@ class Decoder(nn.Module):
                 if states is not None:
                     states[f"block.{index + 1}"] = state
             return self.stream.close(state, ctx), state
+
+    def _norms(self, ctx: Context) -> list[RMSNorm | None]:
+        """The norms of all reads in their order, for `ahead`; none in decoding's short calls, where blocks are
+        recomputed, and where others wrap them (FSDP gathers a block's weights for that block alone)."""
+        if (
+            ctx.cache is not None
+            or self.saving.saved == "blocks"
+            or any(type(b) is not Block for b in self.blocks)
+        ):
+            return []
+        connections = [c for block in self.blocks for c in block.connections]  # type: ignore[union-attr]
+        return [*(c.opening for c in connections), self.stream.norm]
 
     def loss(
         self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None, chunked: bool = False

@@ -13,6 +13,7 @@ from .gated_mix import gated_mix
 from .local_attention import local_attention
 from .mix import mix, token_mix
 from .norm import add_rms_norm, rms, rms_norm
+from .rotate import rotate
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
 from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
@@ -36,6 +37,7 @@ __all__ = [
     "reference",
     "rms",
     "rms_norm",
+    "rotate",
     "sinkhorn",
     "sinkhorn_error",
     "stream_read",

@@ -59,6 +59,13 @@ def swiglu(x: Tensor) -> Tensor:
         return (gate * gate.sigmoid() * up).to(x.dtype)
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(x_i + j x_{i+R}) e^(j angle) for i < R, of x (B, T, H, D) and angles (..., T, 1, R); the rest as it is."""
+    with full_precision(x):
+        (a, b), rest = x.to(cos.dtype)[..., : 2 * cos.shape[-1]].chunk(2, -1), x[..., 2 * cos.shape[-1] :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).to(x.dtype)
+
+
 def local_attention(
     q: Tensor,
     k: Tensor,

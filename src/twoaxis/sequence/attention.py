@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from twoaxis import spec
 from twoaxis.cache import Remembers, Slot
 from twoaxis.errors import InputError
-from twoaxis.linear import Linear, linear
+from twoaxis.linear import Linear, fitting, linear
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import check_window, local_attention
+from twoaxis.ops import check_window, local_attention, rotate
 from twoaxis.sequence.attention_config import AttentionConfig
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.nested import build_inner, run_inner
-from twoaxis.sequence.rotary import rotary_angles, rotate
+from twoaxis.sequence.rotary import rotary_angles
 from twoaxis.types import Context, Coordinates, Layout, Reads
 
 
@@ -74,7 +74,7 @@ class SoftmaxAttention(Mixer, Remembers, ABC):
 
         v is None without `value_projection`. ctx: needed by a mixer before the projections, and only there.
         """
-        reads = reads.to(self.qkv.weight.dtype)
+        reads = reads.to(fitting(reads.x, self.qkv.weight))
         if "input" in self.mixers:
             if ctx is None or reads.key is not None or reads.value is not None:
                 raise InputError(

@@ -44,6 +44,10 @@ class AttentionConfig(HostConfig):
         return self.input is None
 
     @property
+    def products_first(self) -> bool:
+        return self.input is None and self.value != "identity"
+
+    @property
     def values_as_given(self) -> bool:
         """Whether the cache would hold values just as they are projected, in a plain window."""
         return not self.holds("v", "qkv")

@@ -47,6 +47,11 @@ class SequenceConfig(spec.Config):
         return False
 
     @property
+    def products_first(self) -> bool:
+        """Whether matrix products alone see the core's inputs, so that they may come rounded as these round them."""
+        return False
+
+    @property
     def kind(self) -> str:
         """What a depth method is told of this core: its name, without options."""
         return self.name

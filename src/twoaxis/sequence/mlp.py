@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.errors import InputError
-from twoaxis.linear import Linear
+from twoaxis.linear import Linear, fitting
 from twoaxis.ops import swiglu, traced
 from twoaxis.sequence.mixer import Between, Mixer, Place, halo_sum
 from twoaxis.sequence.nested import HostConfig, build_inner, place, run_inner
@@ -38,6 +38,10 @@ class MLP(Mixer):
         hidden_input: str | None = None
 
         nested: ClassVar[tuple[str, ...]] = ("input", "hidden_input")
+
+        @property
+        def products_first(self) -> bool:
+            return self.input is None
 
         def check(self) -> None:
             super().check()
@@ -105,7 +109,7 @@ class MLP(Mixer):
         return [self.down]
 
     def forward(self, reads: Reads, ctx: Context) -> Tensor:
-        x = reads.x.to(self.up.weight.dtype)
+        x = reads.x.to(fitting(reads.x, self.up.weight))
         x = run_inner(self.mixers, "input", x, ctx)
         inner = run_inner(self.mixers, "hidden_input", self.up(x), ctx)
         inner = swiglu(inner) if self.gated else F.gelu(inner)

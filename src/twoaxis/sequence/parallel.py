@@ -49,6 +49,10 @@ class Parallel(Mixer):
             return any(part.accepts_qkv for part in self.parts())
 
         @property
+        def products_first(self) -> bool:
+            return all(part.products_first for part in self.parts())
+
+        @property
         def kind(self) -> str:
             return f"parallel({', '.join(part.kind for part in self.parts())})"
 

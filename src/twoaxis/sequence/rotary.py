@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twoaxis.ops.traced import native_source
 from twoaxis.tape import Array, Tape
 
 
@@ -22,25 +23,14 @@ def rotary_angles(positions: Tensor, width: int, base: float, dtype: torch.dtype
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, D) turned by its token's angles, computed in at least float32, returned in x's dtype.
-
-    Angles for fewer than D features turn the first ones and leave the rest.
-    """
-    r, dtype = 2 * cos.shape[-1], x.dtype
-    whole = r == x.shape[-1]
-    first, second = (x if whole else x[..., :r]).to(cos.dtype).chunk(2, -1)
-    left, right = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
-    turned = torch.cat((left, right), -1).to(dtype)
-    return turned if whole else torch.cat((turned, x[..., r:]), -1)
-
-
 def trace_rotation(t: Tape, xs: tuple[Array, Array], heads: tuple[int, int], rotated: int) -> list[Array]:
     """`rotate` in sizes alone, of queries and keys; the angles' cos and sin are kept."""
     rows = 1 if t.decoding else t.seq_len
     angles = [t.table(rows * rotated // 2, max(4, t.itemsize), constant=True) for _ in range(2)]
     t.run("angles", (), *angles, launches=10)
     whole = [x.width == h * rotated for x, h in zip(xs, heads, strict=True)]
+    if t.backend == "native" and not t.decoding and all(native_source(x, x) for x in xs):
+        return [t.run("rotate", (x, *angles), t.like(x), keep=angles, native=True) for x in xs]
     return [
         t.run("rotate", (x, *angles), t.like(x), keep=angles, launches=5 if w else 6, moved=7 * x.nbytes)
         for x, w in zip(xs, whole, strict=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from twoaxis.cache import Cache, Remembers, Slot, name_slots, remembering
 from twoaxis.depth import DDL
 from twoaxis.depth.ddl_compress import ConvMemory, DDLStream
-from twoaxis.ops import local_attention
-from twoaxis.sequence.rotary import rotary_angles, rotate
+from twoaxis.ops import local_attention, rotate
+from twoaxis.sequence.rotary import rotary_angles
 from twoaxis.types import Context, Reads
 from twoaxis.verify.golden.case import Case
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.ops import local_attention, visible
+from twoaxis.ops import local_attention, rotate, visible
 from twoaxis.sequence import ShortSWA
-from twoaxis.sequence.rotary import rotary_angles, rotate
+from twoaxis.sequence.rotary import rotary_angles
 from twoaxis.types import Context, Layout, Reads
 from twoaxis.verify.golden.case import Case, NotRun
 from twoaxis.verify.golden.feed import documents, feed
