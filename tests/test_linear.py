@@ -148,3 +148,64 @@ def test_a_bfloat16_product_under_function_transforms(monkeypatch):
     found = torch.func.grad(lambda a: linear(a, weight).float().sum())(x)
     (expected,) = torch.autograd.grad(composed(x, weight).float().sum(), x)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.fixture
+def units(monkeypatch):
+    """As on a CPU that multiplies bfloat16; the products here are torch's emulated ones."""
+    monkeypatch.setattr("twoaxis.linear.BF16_UNITS", True)
+
+
+@pytest.mark.parametrize("backend", ["plain", "native"])
+@pytest.mark.parametrize("kind", ["autocast", "bfloat16"])
+def test_the_weight_s_gradient_from_a_transposed_copy(units, monkeypatch, kind, backend):
+    """The same result and gradients as torch's, of expanded and strided gradients too."""
+    monkeypatch.setenv("TWOAXIS_BACKEND", backend)
+    for shape in ((64,), (2, 40), (3, 1, 33)):
+        (x, weight), context = product(kind, shape)
+        with context:
+            found, expected = linear(x, weight), nn.functional.linear(x, weight)
+        assert type(found.grad_fn).__name__ == "_TurnedBackward"
+        assert found.dtype == torch.bfloat16
+        assert found.equal(expected)
+        cotangents = (
+            torch.linspace(-1, 1, 7).bfloat16().expand(found.shape),
+            torch.randn(*shape, 14)[..., ::2].bfloat16(),
+        )
+        for g in cotangents:
+            ours, again, theirs = (
+                torch.autograd.grad(y, (x, weight), g, retain_graph=True) for y in (found, found, expected)
+            )
+            for one, two, other in zip(ours, again, theirs, strict=True):
+                assert one.dtype == other.dtype
+                assert one.equal(two)
+                torch.testing.assert_close(one, other, rtol=8e-3, atol=8e-3)
+
+
+@pytest.mark.parametrize("case", ["few rows", "no grad", "frozen weight", "bias", "float32"])
+def test_other_products_with_units_are_torchs_own(units, case):
+    (x, weight, bias), context = product("autocast", (3,) if case == "few rows" else (70,), bias=True)
+    if case == "frozen weight":
+        weight.requires_grad_(False)
+    with torch.set_grad_enabled(case != "no grad"):
+        if case == "float32":
+            found = linear(x, weight)
+        else:
+            with context:
+                found = linear(x, weight, bias if case == "bias" else None)
+    assert "_Turned" not in type(found.grad_fn).__name__
+
+
+def test_a_product_with_units_twice_differentiated_transformed_and_in_one_graph(units):
+    (x, weight), _ = product("bfloat16", (64,))
+
+    def second(f):
+        (gx,) = torch.autograd.grad(f(x, weight).float().pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(gx.float().pow(3).sum(), (x, weight))
+
+    for found, expected in zip(second(linear), second(composed), strict=True):
+        torch.testing.assert_close(found, expected, rtol=5e-2, atol=1)
+    torch.func.grad(lambda a: linear(a, weight).float().sum())(x)
+    assert torch.vmap(lambda a: linear(a, weight))(x.unsqueeze(0)).shape == (1, 64, 7)
+    graph = torch.compile(linear, fullgraph=True, backend="aot_eager")(x, weight)
+    assert graph.equal(nn.functional.linear(x, weight))

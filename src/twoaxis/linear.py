@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoaxis.ops.choice import ordinary
+from twoaxis.ops.transpose import transposed
+
 FEW = (
     16  # rows up to which W x^T beats x W^T on a CPU: 1.1 to 2.2 times at 4 and 8 rows, more for wide outputs
 )
@@ -17,6 +20,7 @@ BF16_UNITS = (
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 )
+MANY = 64  # rows from which the weight's gradient is worth a transposed copy
 CASTS = {torch.float32, torch.bfloat16, torch.float16}  # what autocast makes one dtype
 
 
@@ -42,7 +46,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     A bfloat16 product is float32 sums of products of bfloat16 numbers, rounded once. A CPU without bfloat16
     units takes those sums one by one (6 to 14 times slower than float32): there the same sums are made
-    by the float32 product of the same bfloat16 numbers.
+    by the float32 product of the same bfloat16 numbers. A CPU with them is slow at the weight's gradient g^T x: there
+    g is transposed first.
     """
     rows = x.numel() // max(x.shape[-1], 1)
     if (
@@ -54,6 +59,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ):
         few = torch.mm(weight, x.reshape(rows, -1).t()).t()
         return few.contiguous().view(*x.shape[:-1], -1)
+    if _turns(x, weight, bias):
+        turned: Tensor = _Turned.apply(x.to(torch.bfloat16), weight.to(torch.bfloat16))
+        return turned
     if not _emulated(x, weight, bias):
         return F.linear(x, weight, bias)
     x = x.to(torch.bfloat16)
@@ -64,12 +72,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _emulated(x: Tensor, *others: Tensor | None) -> bool:
     """Whether W x would be a bfloat16 product of more than one row that this CPU emulates."""
-    if BF16_UNITS or not x.is_cpu or x.numel() <= x.shape[-1]:
-        return False
+    return not BF16_UNITS and x.is_cpu and x.numel() > x.shape[-1] and _bfloat16(x, *others)
+
+
+def _turns(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the weight's gradient will be a bfloat16 product of many rows in hardware."""
+    return (
+        BF16_UNITS
+        and bias is None
+        and torch.is_grad_enabled()
+        and weight.requires_grad
+        and ordinary(x)
+        and ordinary(weight)
+        and x.numel() >= MANY * max(x.shape[-1], 1)
+        and _bfloat16(x, weight)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _bfloat16(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether W x is a bfloat16 product, by autocast or by itself."""
     dtypes = {y.dtype for y in (x, *others) if y is not None}
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu") == torch.bfloat16 and dtypes <= CASTS
     return dtypes == {torch.bfloat16}
+
+
+class _Turned(torch.autograd.Function):
+    """y = W x of bfloat16 numbers, whose backward turns g before the product g^T x.
+
+    The library would reorder a transposed operand inside the product, which then takes two to three times as long
+    as the forward one; a copy made first costs 4 bytes a number. Keeps x and W.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            g = g.contiguous()
+            gx = g @ weight if ctx.needs_input_grad[0] else None
+            return gx, transposed(g.flatten(0, -2)) @ x.flatten(0, -2)
 
 
 class _Widened(torch.autograd.Function):
