@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -101,38 +102,52 @@ def test_bad_pipelines_are_refused_in_one_line(flags, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def launched(folder, *flags):
+    """Two processes under torchrun."""
+    (folder / "text.txt").write_text(TEXT)
+    started = "-m torch.distributed.run --standalone --nproc-per-node 2 -m twoaxis train"
+    sizes = "--d-model 12 --n-heads 2 --n-blocks 2 --seq-len 8 --batch-size 2 --steps 2 --device cpu"
+    places = ["--data", str(folder / "text.txt"), "--out", str(folder / "run")]
+    command = [sys.executable, *started.split(), *sizes.split(), *places, *flags]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ}, check=False
+    )
+
+
 @pytest.mark.full
 def test_torchrun(tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT)
-    flags = f"--data {tmp_path}/text.txt --d-model 12 --n-heads 2 --n-blocks 2 --seq-len 8 --batch-size 2 --steps 2"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "twoaxis",
-    ]
-    command += [
-        "train",
-        "--pipeline",
-        "2",
-        "--accumulation",
-        "2",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(
-        [*command, *flags.split()],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ},
-        check=False,
-    )
+    done = launched(tmp_path, "--pipeline", "2", "--accumulation", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done after 2 steps") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--pipeline", "2", "--depth", "nothing"), "nothing"),  # before the processes meet
+        (("--pipeline", "2", "--accumulation", "1"), "micro-batches"),  # after
+    ],
+    ids=["alone", "together"],
+)
+def test_torchrun_says_a_refusal_once(tmp_path, flags, said):
+    done = launched(tmp_path, *flags)
+    ours = [line for line in done.stderr.splitlines() if line.startswith("twoaxis: ")]
+    assert len(ours) == 1, done.stderr
+    assert said in ours[0]
+    assert re.search(r"exitcode\s*: 2\b", done.stderr)
+    assert "InputError" not in done.stderr  # torchrun's own traceback names its ChildFailedError alone
+
+
+# the first process speaks; torchrun ends the others, unless one was alone in what it met
+def test_a_refusal_is_said_by_the_first_process(monkeypatch, capsys):
+    waited = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    for rank, line in (("0", "twoaxis: train writes"), ("1", "twoaxis: rank 1: train writes")):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["train"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(line)
+        assert error.count("\n") == 1
+    assert len(waited) == 1

@@ -9,11 +9,13 @@ import codecs
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
 from twoaxis.errors import InputError, RunError, nearest
 
+PATIENCE = 30.0  # seconds that other processes than the first leave it to speak
 COMMANDS = {
     "compare": "train a grid of methods on the same data and write an honest report",
     "train": "train one model",
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except InputError as error:
-        return _fail(str(error), 2)
+        return _refuse(str(error))
     except RunError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt as stop:
@@ -94,6 +96,18 @@ def usage() -> str:
             "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.",
         ]
     )
+
+
+def _refuse(message: str) -> int:
+    """Say why the input is refused; of torchrun's processes the first says it, and torchrun then ends the others.
+
+    One that is still there after PATIENCE was alone in it, and says so.
+    """
+    rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    if rank:
+        time.sleep(PATIENCE)
+        message = f"rank {rank}: {message}"
+    return _fail(message, 2)
 
 
 def _fail(message: str, code: int) -> int:
