@@ -182,11 +182,12 @@ def test_backends_table_and_json_agree(capsys):
     code, out, _ = twoaxis(capsys, "--backends", "--json")
     said = json.loads(out)
     assert (code, said["failed"], said["requested"]) == (0, 0, "auto")
-    assert len(said["rows"]) + len(said["used"]) == len(lines) - 4
+    assert len(said["rows"]) + len(said["used"]) == len(lines) - 5
     assert (
         f"kernels are built for {said['level']}, of {', '.join(said['levels'])} that"
-        in lines[-len(said["used"]) - 3]
+        in lines[-len(said["used"]) - 4]
     )
+    assert f"attention in bfloat16 is computed by {said['attention']}" == lines[-len(said["used"]) - 3]
     assert {(row["operator"], row["backend"]) for row in said["rows"]} == {
         ("depth_read", "plain"),
         ("depth_read", "native"),

@@ -120,9 +120,9 @@ def compiled(name, *flags):
 
 
 @needs_kernel("gates_step")
-def test_a_small_kernel_compiles_for_avx512():
-    text = compiled("gates_step", *levels.FLAGS["avx512"])
-    assert "%zmm" in text
+def test_kernels_compile_for_avx512_and_tiles():
+    assert "%zmm" in compiled("gates_step", *levels.FLAGS["avx512"])
+    compiled("local_attention_tiles", *levels.FLAGS["amx"], *levels.TILES, "-fsyntax-only")
 
 
 @pytest.mark.full
@@ -132,3 +132,4 @@ def test_every_kernel_compiles_for_newer_processors_without_a_warning(name):
     """Vectors of 16 floats are registers there, and products are fused with sums."""
     lines = compiled(name, *levels.FLAGS["avx512"], "-march=sapphirerapids").splitlines()
     assert any("vfmadd" in line and "%zmm" in line for line in lines)
+    assert any("tdpbf16ps" in line for line in lines) == name.endswith("_tiles")

@@ -14,8 +14,8 @@ pytestmark = needs_kernel("local_attention")
 NAMES = ["plain", "scale", "documents", "sink_logits"]
 
 
-def compare(name, T, D, window, backend="native", dtype=torch.float32, **shape):
-    """Largest errors of output and gradients, for the same inputs every time."""
+def compare(name, T, D, window, backend="native", dtype=torch.float32, measure=error, **shape):
+    """Errors of output and gradients, the largest ones, for the same inputs every time."""
     torch.manual_seed(0)
     kwargs, leaves = options(name, T, window, torch.float32)
     inputs = [*qkv(T, D, dtype=dtype, **shape), *(kwargs.pop(name) for name in leaves)]
@@ -26,7 +26,7 @@ def compare(name, T, D, window, backend="native", dtype=torch.float32, **shape):
     found = results(lambda *x: f(*x, backend=backend), inputs)
     exact = results(lambda *x: f(*x, attend=reference.local_attention), [x.double() for x in inputs])
     assert all(x.isfinite().all() for x in found)
-    return [error(a, b) for a, b in zip(found, exact, strict=True)]
+    return [measure(a, b) for a, b in zip(found, exact, strict=True)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -94,8 +94,8 @@ def backends(args: Args) -> int:
     """Every backend in one table, and the calls that each takes."""
     from twoaxis.ops import choice
     from twoaxis.ops.native import levels
+    from twoaxis.verify.backends import attention_by, uses
     from twoaxis.verify.backends import backends as rows_of
-    from twoaxis.verify.backends import uses
 
     if args.device != "cpu" or args.dtype != "float64":
         raise InputError("--backends runs on the CPU in every dtype; leave out --device and --dtype")
@@ -104,12 +104,8 @@ def backends(args: Args) -> int:
     if args.json:
         listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
         used = [asdict(use) for use in uses()]
-        _print_json(
-            {
-                "requested": requested, "level": level, "levels": here, "failed": failed, "rows": listed,
-                "used": used,
-            }
-        )  # fmt: skip
+        settled = {"requested": requested, "level": level, "levels": here, "attention": attention_by()}
+        _print_json({**settled, "failed": failed, "rows": listed, "used": used})
         return 1 if failed else 0
     lines = [f"{'':8}  {'error / bound':>15}  operator            backend  dtype"]
     for row in rows:
@@ -120,6 +116,7 @@ def backends(args: Args) -> int:
     lines.append(
         f"kernels are built for {level}, of {', '.join(here)} that this processor has (TWOAXIS_NATIVE)"
     )
+    lines.append(f"attention in bfloat16 is computed by {attention_by()}")
     lines.append(f"used for what, with TWOAXIS_BACKEND={requested}:")
     lines += [f"  {use.operator:18}  {use.backend:8}  {use.call}" for use in uses()]
     lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")

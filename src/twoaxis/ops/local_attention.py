@@ -112,7 +112,8 @@ def choose(
     if backend != "auto":
         return backend
     worth = covered and native.pays(q, k, window)
-    if worth and choice.kernel("local_attention", (q, k, v), (segments, sink_logits)) is not None:
+    library = choice.kernel("local_attention", (q, k, v), (segments, sink_logits)) if worth else None
+    if library is not None and not native.bested(library, q, k, window):
         return "native"
     Tq, Tk = q.shape[2], k.shape[2]
     searched = segments is not None and sink_tokens > 0  # sdpa would look for sinks in the whole row

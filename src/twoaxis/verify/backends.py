@@ -15,6 +15,7 @@ from twoaxis.ops import choice, delta_rewrite, depth_read, local_attention, refe
 from twoaxis.ops.local_attention import choose
 from twoaxis.ops.native import delta_rewrite as native_rewrite
 from twoaxis.ops.native import depth_read as native_read
+from twoaxis.ops.native import local_attention as native_attention
 from twoaxis.ops.token_read import Options
 from twoaxis.verify.steps import steps
 
@@ -56,6 +57,15 @@ class Use:
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
     return [*_reads(), *_rewrites(), *_streams(), *_sums(), *_plain_path(), *_attentions(), *_steps()]
+
+
+def attention_by() -> str:
+    """What computes attention in bfloat16 where a kernel does: "tiles", or "vectors" and why."""
+    library = choice.library("local_attention")
+    if library is None:
+        return "no kernel"
+    reason = native_attention.settle(library)
+    return f"vectors: {reason}" if reason else "tiles"
 
 
 def uses() -> list[Use]:

@@ -6,9 +6,7 @@
 // slabs. Forward keeps log sum exp of a row; backward makes the probabilities p again from it:
 //   ds = p (do . v - do . o),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do.
 // Beside inputs and outputs it needs 4 (backward 6) copies of one head's keys per thread.
-#include <cmath>
-
-#include "simd.h"
+#include "attention.h"
 
 constexpr int R = 6;         // queries
 constexpr int N = W2;        // keys of a panel: two vectors, so that R N scores fill 12 registers
@@ -16,26 +14,6 @@ constexpr int SLAB = 512;    // keys whose scores live at a time
 constexpr int ROW = SLAB + W;  // no power of two, which would put all rows' scores into the same lines of the cache
 constexpr int WIDEST = 256;  // of D
 constexpr int X = WIDEST + W;
-constexpr float HIDDEN = -1e30f;
-
-struct View {  // (B, heads, T, D), the last dimension dense
-  void* at;
-  int64_t batch, head, token;
-};
-
-struct Call {
-  int64_t B, H, Hkv, Tq, Tk, D, window, threads;
-  float scale;
-  View q, k, v, out, dout, dq, dk, dv;
-  const int32_t* segments;   // (B, Tk), may be null
-  const float* sink_logits;  // (H,), may be null
-  float *lse, *dsinks;       // (B, H, Tq), (B, H); dsinks may be null
-};
-
-template <class T>
-static T* row(const View& x, int64_t b, int64_t h, int64_t t) {
-  return (T*)x.at + b * x.batch + h * x.head + t * x.token;
-}
 
 // One thread's work on one key head.
 template <class T>
@@ -58,7 +36,6 @@ struct Head {
     ids = (int32_t*)take(whole(keys));
   }
 
-  static int oldest(const Call& c) { return c.Tk - c.Tq + 1 > c.window ? c.Tk - c.Tq + 1 - c.window : 0; }
   size_t size() const { return (size_t)whole(keys) * wide; }
 
   void copy(const View& from, int64_t b, int64_t h, int64_t t, float* to, float factor) const {
@@ -100,27 +77,6 @@ struct Head {
     for (int r = 0; r < R; r++) store2(to + r * ROW, s[r]);
   }
 
-  // Hides the keys of a panel that a query does not see. `at` counts keys from `first`, `place` is query 0's position.
-  void hide(int at, int place, float* scores) const {
-    if (at + N - 1 <= place && at > place + R - 1 - c.window && !c.segments) return;
-    vi step;
-    for (int i = 0; i < W; i++) step[i] = i;
-    for (int r = 0; r < R; r++) {
-      int query = place + r, oldest = query - (int)c.window, own = c.segments && query < keys ? ids[query] : 0;
-      for (int i = 0; i < N; i += W) {
-        vi key = step + (at + i);
-        vi seen = (key <= query) & (key > oldest);
-        if (c.segments) {
-          vi id;
-          memcpy(&id, ids + at + i, sizeof id);
-          seen = own < 0 ? vi{} : seen & (id == own);
-        }
-        float* s = scores + r * ROW + i;
-        store(s, seen ? load(s) : all(HIDDEN));
-      }
-    }
-  }
-
   // to (R, wide) = shrink * to + weights (R, keys a..b) rows: the weights of key a are weights[0], [ROW], ...
   void gather(const float* weights, const float* rows, int count, const float* shrink, float* to) const {
     int j = 0;
@@ -157,9 +113,9 @@ struct Head {
       int to = from + SLAB < stop ? from + SLAB : stop, begin = from > start ? from : start;
       for (int at = from; at < to; at += N) {
         products(x, k_panels + (size_t)at * D, p + at - from);
-        hide(at, place, p + at - from);
+        hide<R, N>(c, ids, keys, at, place, p + at - from, ROW);
       }
-      for (int r = 0; r < R; r++) softmax(p + r * ROW, whole(to - from), top + r, total + r, shrink + r);
+      for (int r = 0; r < R; r++) softmax(p + r * ROW, whole(to - from), p + r * ROW, top + r, total + r, shrink + r);
       gather(p + begin - from, v + (size_t)begin * wide, to - begin, shrink, sum_v);
     }
     for (int r = 0; r < rows; r++) {
@@ -168,18 +124,6 @@ struct Head {
       for (int j = 0; j < D; j += W) store(o + j, factor * load(sum_v + r * wide + j), D - j);
       c.lse[(b * c.H + h) * c.Tq + t + r] = total[r] > 0 ? top[r] + std::log(total[r]) : 0;
     }
-  }
-
-  static void softmax(float* s, int n, float* top, float* total, float* shrink) {
-    vf most = all(*top), sums{};
-    for (int i = 0; i < n; i += W) most = larger(most, load(s + i));
-    float now = largest(most), base = now > HIDDEN ? now : 0;  // a row that saw nothing yet has no maximum
-    for (int i = 0; i < n; i += W) {
-      vf e = exponential(load(s + i) - base);
-      store(s + i, e), sums += e;
-    }
-    *shrink = *top > HIDDEN ? std::exp(*top - base) : 0;
-    *total = *total * *shrink + sum(sums), *top = now;
   }
 
   void backward(int64_t b, int64_t h, int64_t t, int rows) {
@@ -203,7 +147,7 @@ struct Head {
       int to = from + SLAB < stop ? from + SLAB : stop, begin = from > start ? from : start;
       for (int at = from; at < to; at += N) {
         products(x, k_panels + (size_t)at * D, p + at - from);
-        hide(at, place, p + at - from);
+        hide<R, N>(c, ids, keys, at, place, p + at - from, ROW);
         products(dx, v_panels + (size_t)at * D, ds + at - from);
       }
       for (int r = 0; r < R; r++) {
@@ -250,24 +194,11 @@ struct Head {
   }
 };
 
-template <class T>
-static int run(const Call& c, bool backward) {
-  int failed = 0;
-  int64_t next = 0;
-  parallel(c.threads, [&](int, int) {
-    Head<T> head(c, backward);
-    if (!head.memory.at) return (void)(failed = 1);
-    for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < c.B * c.Hkv;)
-      head.run(i / c.Hkv, i % c.Hkv, backward);
-  });
-  return failed;
-}
-
 // 0: done; 1: no memory. `half`: views are of bfloat16, else of float32.
 extern "C" int local_attention_forward(const Call* c, int half) {
-  return half ? run<bf16>(*c, false) : run<float>(*c, false);
+  return half ? run<Head<bf16>>(*c, false) : run<Head<float>>(*c, false);
 }
 
 extern "C" int local_attention_backward(const Call* c, int half) {
-  return half ? run<bf16>(*c, true) : run<float>(*c, true);
+  return half ? run<Head<bf16>>(*c, true) : run<Head<float>>(*c, true);
 }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..backends.plan import kept_keys
 from ..first_order import first_order
+from . import tiles
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
@@ -37,15 +38,17 @@ def covers(q: Tensor, sink_tokens: int, position_bias: Tensor | None, reach: Ten
 
 
 def pays(q: Tensor, k: Tensor, window: int | None) -> bool:
-    """Whether it is faster than what torch offers: not for a step of decoding, nor for few keys.
-
-    Full attention in bfloat16 is left to torch where the processor has matrix units for it: unmeasured.
-    """
+    """Whether it is faster than what torch offers: not for a step of decoding, nor for few keys."""
     Tq, Tk = q.shape[2], k.shape[2]
-    full = window is None or window >= Tk
-    if full and q.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
-        return False
     return Tq > 8 and kept_keys(Tq, Tk, window) > 64
+
+
+def bested(library: ctypes.CDLL, q: Tensor, k: Tensor, window: int | None) -> bool:
+    """Whether torch uses matrix units and the kernel does not: full attention in bfloat16 is then torch's."""
+    full = window is None or window >= k.shape[2]
+    if not full or q.dtype != torch.bfloat16 or not torch.cpu._is_amx_tile_supported():
+        return False
+    return tiles.chosen(library, _small) is library
 
 
 def attend(
@@ -59,6 +62,8 @@ def attend(
     sink_logits: Tensor | None,
 ) -> Tensor:
     """`local_attention` on checked arguments; rows of padded queries are zero."""
+    if q.dtype == torch.bfloat16:
+        library = tiles.chosen(library, _small)
     out: Tensor = _Attention.apply(library, window, scale, segments, sink_logits, q, k, v)
     return out
 
@@ -66,31 +71,58 @@ def attend(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, library: ctypes.CDLL, *args: Any) -> Tensor:
-        window, scale, segments, sink_logits, q, k, v = args
-        B, H, Tq, D = q.shape
-        out = torch.empty(B, Tq, H, D, dtype=q.dtype).transpose(1, 2)  # as the projection after it wants it
-        lse = torch.empty(B, H, Tq, dtype=_FLOAT)
-        if out.numel():
-            call = _Arguments(window, scale, segments, sink_logits, q, k, v, out, lse)
-            checked(library.local_attention_forward(ctypes.byref(call.struct), call.half))
-        ctx.library, ctx.window, ctx.scale = library, window, scale
-        ctx.save_for_backward(segments, sink_logits, q, k, v, out, lse)
+        out, lse = _forward(library, *args)
+        ctx.library, ctx.window, ctx.scale = library, *args[:2]
+        ctx.save_for_backward(*args[2:], out, lse)
         return out
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        segments, sink_logits, q, k, v, out, lse = ctx.saved_tensors
-        grads = [torch.empty(_transposed(x), dtype=x.dtype).transpose(1, 2) for x in (q, k, v)]
-        dsinks = None if sink_logits is None else torch.zeros(q.shape[:2], dtype=_FLOAT)
-        if out.numel():
-            call = _Arguments(ctx.window, ctx.scale, segments, sink_logits, q, k, v, out, lse)
-            call.differentiate(dout, grads, dsinks)
-            checked(ctx.library.local_attention_backward(ctypes.byref(call.struct), call.half))
-        else:
-            grads = [torch.zeros_like(x) for x in grads]
-        dsink = None if dsinks is None else dsinks.sum(0).to(sink_logits.dtype)
+        saved = ctx.saved_tensors
+        dsinks, *grads = _backward(ctx.library, ctx.window, ctx.scale, *saved, dout)
+        dsink = None if dsinks is None else dsinks.sum(0).to(saved[1].dtype)
         return None, None, None, None, dsink, *grads
+
+
+def _forward(library: ctypes.CDLL, *args: Any) -> tuple[Tensor, Tensor]:
+    """args: window, scale, segments, sink_logits, q, k, v. The output and the log-sum-exp of each query's scores."""
+    B, H, Tq, D = (q := args[4]).shape
+    out = torch.empty(B, Tq, H, D, dtype=q.dtype).transpose(1, 2)  # as the projection after it wants it
+    lse = torch.empty(B, H, Tq, dtype=_FLOAT)
+    if out.numel():
+        call = _Arguments(*[*args, out, lse])
+        checked(library.local_attention_forward(ctypes.byref(call.struct), call.half))
+    return out, lse
+
+
+def _backward(library: ctypes.CDLL, *args: Any) -> tuple[Tensor | None, ...]:
+    """args: as of `_forward`, its results, and the output's gradient. Gradients of sink_logits (B, H), q, k, v."""
+    sink_logits, q, k, v, *_, dout = args[3:]
+    grads = [torch.empty(_transposed(x), dtype=x.dtype).transpose(1, 2) for x in (q, k, v)]
+    dsinks = None if sink_logits is None else torch.zeros(q.shape[:2], dtype=_FLOAT)
+    if not dout.numel():
+        return dsinks, *map(torch.zeros_like, grads)
+    call = _Arguments(*args[:-1])
+    call.differentiate(dout, grads, dsinks)
+    checked(library.local_attention_backward(ctypes.byref(call.struct), call.half))
+    return dsinks, *grads
+
+
+def settle(library: ctypes.CDLL) -> str:
+    """Why no matrix tiles are used; "" if they are."""
+    found = tiles.settle(library, _small)
+    return found if isinstance(found, str) else ""
+
+
+@torch.no_grad()
+def _small(library: ctypes.CDLL) -> list[Tensor]:
+    """Results of a small call, for every kind of number that a kernel gives."""
+    *qkv, dout = tiles.sample()
+    args = (33, 0.1, None, torch.tensor([0.5, -0.5]), *qkv)
+    out, lse = _forward(library, *args)
+    found = [out, lse, *_backward(library, *args, out, lse, dout)]
+    return [x for x in found if x is not None]
 
 
 def _small_ids(segments: Tensor) -> Tensor:
