@@ -198,7 +198,11 @@ def test_backends_table_and_json_agree(capsys):
             for name in ("read", "scores", "write")
             for backend in ("plain", "native")
         ),
-        *((name, backend) for name in ("mix", "depthwise_causal_conv") for backend in ("plain", "native")),
+        *(
+            (name, backend)
+            for name in ("mix", "depthwise_causal_conv", "add_rms_norm", "swiglu")
+            for backend in ("plain", "native")
+        ),
         ("local_attention", "blocked"),
         ("local_attention", "sdpa"),
         ("local_attention", "native"),
