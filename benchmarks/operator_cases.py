@@ -66,7 +66,12 @@ def depth(dtype: torch.dtype) -> Iterator[Case]:
     for n in (13, 25):
         sources = tuple(torch.randn(4, 512, 512).to(dtype).requires_grad_() for _ in range(n))
         inputs = (torch.randn(512).to(dtype).requires_grad_(), *sources)
-        fs = {**two(lambda q, *xs: depth_read(q, xs)), "stacked einsum": stacked}
+        compiled = torch.compile(stacked, dynamic=False)
+        fs = {
+            **two(lambda q, *xs: depth_read(q, xs)),
+            "stacked einsum": stacked,
+            "stacked einsum, torch.compile": compiled,
+        }
         if installed("attn_res"):
             from attn_res.main import AttnResOperator
 
@@ -132,31 +137,58 @@ def sums(dtype: torch.dtype) -> Iterator[Case]:
     yield name, {**runs, "conv1d": conv}
 
 
+def band(T: int, window: int) -> Tensor:
+    """(T, T), true where a query may see a key."""
+    i = torch.arange(T)
+    return (i[:, None] >= i) & (i[:, None] - i < window)
+
+
+def flex(T: int, window: int, size: int) -> Callable[..., Tensor]:
+    """FlexAttention, compiled, with the block mask in blocks of `size`."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(
+        lambda b, h, i, s: (s <= i) & (i - s < window), None, None, T, T, device="cpu", BLOCK_SIZE=size
+    )
+    attend = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: attend(
+        q.detach(), k.detach(), v.detach(), block_mask=mask
+    )  # refuses what has gradients
+
+
+def local(window: int, size: int) -> Callable[..., Tensor]:
+    """local-attention: its windows are whole blocks, as many as reach as far as ours."""
+    from local_attention import LocalAttention
+
+    return LocalAttention(
+        window_size=size, look_backward=-(-(window - 1) // size), causal=True, exact_windowsize=True, autopad=True,
+        use_rotary_pos_emb=False,
+    )  # fmt: skip
+
+
 def attention(B: int, T: int, window: int | None, dtype: torch.dtype, peers: bool = True) -> Iterator[Case]:
     inputs = tuple(torch.randn(B, T, 8, 64).to(dtype).transpose(1, 2).requires_grad_() for _ in range(3))
-
-    def ours(backend: str) -> Callable[..., Tensor]:
-        return lambda q, k, v: local_attention(q, k, v, window, backend=backend)
-
-    backends = ("native", "blocked") if peers else ("native",)
-    fs: dict[str, Callable[..., Tensor]] = {name: ours(name) for name in backends}
+    fs = two(lambda q, k, v: local_attention(q, k, v, window))
     only_forward: dict[str, Callable[..., Tensor]] = {}
     if peers:
         fs["SDPA causal"] = lambda q, k, v: local_attention(q, k, v, None, backend="sdpa")
     if peers and window is not None:
-        only_forward["FlexAttention, compiled"] = ours("flex")  # it has no backward on a CPU
-    if peers and window is not None and installed("local_attention"):
-        from local_attention import LocalAttention
-
-        for size in (16, 32, 64):  # its windows are whole blocks: as many as reach as far as ours
-            peer = LocalAttention(
-                window_size=size, look_backward=-(-(window - 1) // size), causal=True, exact_windowsize=True,
-                autopad=True, use_rotary_pos_emb=False,
-            )  # fmt: skip
-            fs[f"local-attention, blocks of {size}"] = lambda q, k, v, peer=peer: peer(q, k, v)
+        mask = band(T, window)
+        fs["SDPA, band mask"] = lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        for size in (16, 32, 64, 128):  # it has no backward on a CPU
+            only_forward[f"FlexAttention, compiled, blocks of {size}"] = flex(T, window, size)
+        if installed("local_attention"):
+            fs |= {f"local-attention, blocks of {size}": local(window, size) for size in (16, 32, 64)}
     name = f"{'full causal' if window is None else f'window {window}'}, B={B}, H=8, D=64, T={T}"
     yield f"{name}, forward", {who: forward(f, inputs) for who, f in (fs | only_forward).items()}
     yield f"{name}, forward + backward", {who: both(f, inputs) for who, f in fs.items()}
+
+
+def limits(dtype: torch.dtype) -> Iterator[Case]:
+    """What the machine does: a product of 1024 x 1024 matrices (2.1 GFLOP), a copy of 64 MiB (128 MiB moved)."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    yield "product of 1024 x 1024 matrices, 2.1 GFLOP", {"float32": lambda: a @ b}
+    yield "copy of 64 MiB", copying(2, torch.empty(64 * 2**20 // dtype.itemsize, dtype=dtype))
 
 
 def cases(only: list[str], tokens: list[int], dtype: torch.dtype) -> Iterator[Case]:
@@ -175,3 +207,5 @@ def cases(only: list[str], tokens: list[int], dtype: torch.dtype) -> Iterator[Ca
     if "linear" in only:
         for power in range(10, 17):
             yield from attention(1, 2**power, 64, dtype, peers=False)
+    if "limits" in only:
+        yield from limits(dtype)

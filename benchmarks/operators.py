@@ -1,12 +1,14 @@
 """Operators against their plain forms, torch's own kernels and the machine's copy limit.
 
-    python benchmarks/operators.py [--rounds 5] [--only depth streams sums window full linear] [--tokens 2048 8192]
-        [--dtype float32] [--json FILE]
+    python benchmarks/operators.py [--rounds 5] [--only limits depth streams sums window full linear]
+        [--tokens 2048 8192] [--dtype float32] [--threads 1 2] [--json FILE]
 
-One thread. In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up
-round does not count. Reported: the median over rounds of CPU time, and of its ratio to that of the first contender in
-the same round, with the range. glibc is told to keep memory, for all contenders (the script starts itself again with
-MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ raised); otherwise page faults of fresh tensors hide the arithmetic.
+In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up round does not
+count. Reported: the median over rounds of the time, and of its ratio to that of the first contender in the same round,
+with the range. The time is the process's CPU time with one thread; with `--threads 1 2` also the wall time with two.
+The file is written after each case and keeps the cases that an earlier run of the same dtype has put there. glibc is
+told to keep memory, for all contenders (the script starts itself again with MALLOC_MMAP_THRESHOLD_ and
+MALLOC_TRIM_THRESHOLD_ raised); otherwise page faults of fresh tensors hide the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,28 +20,32 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from operator_cases import Run, cases
 
+from twoaxis.model import write_atomically
+
 KEEP = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "OMP_NUM_THREADS": "1",
 }
+CLOCKS = {1: ("CPU time, one thread", time.process_time), 2: ("wall time, two threads", time.perf_counter)}
 
 
-def measure(runs: dict[str, Run], rounds: int) -> dict[str, dict[str, object]]:
+def measure(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, dict[str, object]]:
+    """Of each contender: the median in ms, and of its ratios to the first one."""
     first = next(iter(runs))
     runs = {**runs, f"{first} again": runs[first]}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):  # round 0 warms up
         for name in list(runs) if number % 2 else list(runs)[::-1]:
-            start = time.process_time()
+            start = clock()
             runs[name]()
             if number:
-                times[name].append(time.process_time() - start)
+                times[name].append(clock() - start)
     rows = {}
     for name, found in times.items():
         ratios = [a / b for a, b in zip(found, times[first], strict=True)]
@@ -60,28 +66,37 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=["depth", "streams", "sums", "window", "full"])
+    parser.add_argument("--only", nargs="+", default=["limits", "depth", "streams", "sums", "window", "full"])
     parser.add_argument(
         "--tokens", type=int, nargs="+", default=[2048, 8192], help="lengths of the window's rows"
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--threads", type=int, nargs="+", choices=sorted(CLOCKS), default=[1])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if any(os.environ.get(k) != v for k, v in KEEP.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP)
-    torch.set_num_threads(1)
+    wanted = KEEP | {"OMP_NUM_THREADS": str(max(args.threads))}
+    if any(os.environ.get(k) != v for k, v in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
     torch.manual_seed(0)
     report = {
         "command": " ".join(["python", "benchmarks/operators.py", *sys.argv[1:]]),
         "processor": processor(), "torch": torch.__version__, "kernels": torch.backends.cpu.get_cpu_capability(),
-        "load": os.getloadavg(), "allocator": "keeps memory", "threads": 1, "time": "CPU time of the process",
-        "rounds": args.rounds, "dtype": args.dtype, "ratios are": "median, min, max", "cases": {},
+        "allocator": "glibc keeps memory: MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ raised, for all",
+        "dtype": args.dtype, "ratios are": "median, min, max", "cases": {},
     }  # fmt: skip
+    if args.json and args.json.exists():
+        before = json.loads(args.json.read_text())
+        report["cases"] = before["cases"] if before["dtype"] == args.dtype else {}
     for name, runs in cases(args.only, args.tokens, getattr(torch, args.dtype)):
-        report["cases"][name] = measure(runs, args.rounds)  # type: ignore[index]
-        print(name, json.dumps(report["cases"][name], indent=1), flush=True)  # type: ignore[index]
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+        case: dict[str, object] = {"rounds": args.rounds, "load": os.getloadavg()[0]}
+        for threads in args.threads:
+            label, clock = CLOCKS[threads]
+            torch.set_num_threads(threads)
+            case[label] = measure(runs, args.rounds, clock)
+        report["cases"][name] = case  # type: ignore[index]
+        print(name, json.dumps(case, indent=1), flush=True)
+        if args.json:
+            write_atomically(args.json, (json.dumps(report, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Whole training steps: every depth method against our additive model and against Hugging Face's plain Llama.
 
     MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 \\
-        python benchmarks/steps.py [--rows METHOD ...] [--llama] [--blocks 12] [--width 512] [--batch 1] \\
+        python benchmarks/steps.py [--rows METHOD ...] [--llama] [--peers] [--blocks 12] [--width 512] [--batch 1] \\
         [--seq-len 512] [--precision bf16] [--rounds 5] --json FILE
 
 A step is forward, loss, backward and fused AdamW. All models of a group stay in memory and run one step each in every
 round of one process; the order turns every round and the first round is thrown away. Every group has the additive
-model twice (A/A) and, with --llama, LlamaForCausalLM of the same shape. CPU time of one thread; medians over rounds of
+model twice (A/A), with --llama LlamaForCausalLM of the same shape, and with --peers x-transformers' plain model and
+its own form of each method that it has. CPU time of one thread; medians over rounds of
 ratios within a round, and their range. The file is written after each group and keeps its other rows.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from peers import peers
 
 import twoaxis
 from twoaxis.model import write_atomically
@@ -50,6 +51,8 @@ def ours(depth: str, args: argparse.Namespace) -> torch.nn.Module:
 
 
 def llama(args: argparse.Namespace) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=args.vocab,
@@ -71,8 +74,8 @@ def stepper(model: torch.nn.Module, tokens: torch.Tensor, bf16: bool) -> Step:
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            foreign = isinstance(model, LlamaForCausalLM)
-            loss = model(tokens, labels=tokens).loss if foreign else model.loss(tokens, targets)
+            ours = hasattr(model, "loss")
+            loss = model.loss(tokens, targets) if ours else model(tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -101,11 +104,15 @@ def group_rows(names: list[str], args: argparse.Namespace) -> list[dict]:
     models = {"additive": ours("additive", args), "additive, again": ours("additive", args)}
     models |= {"llama": llama(args)} if args.llama else {}
     models |= {name: ours(name, args) for name in names}
+    models |= peers(names, args) if args.peers else {}
     seen = rounds_of({n: stepper(m, tokens, bf16) for n, m in models.items()}, args.rounds)
     rows = []
     for name in models:
         row: dict[str, object] = {"method": name, "group": names}
-        for label, base in (("over additive", "additive"), ("share of llama", "llama")):
+        bases = {"over additive": "additive", "share of llama": "llama"}
+        if name.startswith("x-"):
+            bases["over x-transformers"] = "x-transformers"
+        for label, base in bases.items():
             if base in models and name != base:
                 ratios = [s[name] / s[base] for s in seen]
                 row[label] = [round(f(ratios), 3) for f in (median, min, max)]
@@ -120,6 +127,7 @@ def arguments() -> argparse.Namespace:
     every = [n for n in twoaxis.methods("depth") if n != "additive"] + NAMED
     parser.add_argument("--rows", nargs="+", default=every, help="specs; by default every registered method")
     parser.add_argument("--llama", action="store_true")
+    parser.add_argument("--peers", action="store_true")
     for name, value in (("blocks", 12), ("width", 512), ("heads", 8), ("hidden", 1376), ("vocab", 8192),
                         ("batch", 1), ("seq-len", 512), ("rounds", 5), ("group", 9), ("threads", 1)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -131,7 +139,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    shape = {k: v for k, v in vars(args).items() if k not in ("rows", "json", "group", "llama", "rounds")}
+    shape = {
+        k: v for k, v in vars(args).items() if k not in ("rows", "json", "group", "llama", "peers", "rounds")
+    }
     tables = json.loads(args.json.read_text())["tables"] if args.json.exists() else []
     mine: dict = next((t for t in tables if t["shape"] == shape), {"shape": shape, "rows": []})
     tables = [t for t in tables if t["shape"] != shape] + [mine]
@@ -142,7 +152,11 @@ def main() -> None:
         report = {"torch": torch.__version__, "ratios are": "median, min, max", "tables": tables}
         write_atomically(args.json, (json.dumps(report, indent=1) + "\n").encode())
         for row in fresh:
-            print(row["method"], row.get("over additive", ""), row.get("share of llama", ""), flush=True)
+            print(
+                row["method"],
+                {k: v for k, v in row.items() if isinstance(v, list) and k != "group"},
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

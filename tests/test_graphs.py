@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 import twoaxis
-from configurations import Case, depths, tokens
+from configurations import SEQUENCES, Case, depths, method_of, tokens
 from twoaxis.depth import named_tensors
 from twoaxis.train.device import allow_graphs
 
@@ -52,13 +52,18 @@ def test_a_step_leaves_no_graph() -> None:
     assert all(torch.tensor(history).isfinite())
 
 
+WHOLE = [*map(Case, depths()), *(Case("additive", sequence) for sequence in SEQUENCES)]
+
+
 @pytest.mark.parametrize(
-    "depth", [pytest.param(d, marks=[] if d == "hyper_connections" else pytest.mark.full) for d in depths()]
+    "case",
+    [pytest.param(c, marks=[] if c.depth == "hyper_connections" else pytest.mark.full) for c in WHOLE],
+    ids=str,
 )
-def test_the_whole_model_is_one_graph(depth: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # embeddings, every layer and the head in one graph; results and gradients as without
+def test_the_whole_model_is_one_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    # every depth method and every mixer: embeddings, layers and head in one graph; results and gradients as without
     monkeypatch.setenv("TWOAXIS_BACKEND", "plain")
-    model = Case(depth).model(n_blocks=2)
+    model = case.model(n_blocks=2)
     torch._dynamo.reset()
     counter = CompileCounter()
     whole = torch.compile(model, backend=counter, fullgraph=True)
@@ -91,21 +96,39 @@ def test_blocks_compile_whole(depth: str) -> None:
     torch._dynamo.reset()
 
 
+GRAPHS = [  # of 12 blocks
+    ("additive", 1),
+    ("hyper_connections", 1),
+    ("dca(k=1)", 4),  # 1, 2, 3 sources; then 3 with the middle as one, however many blocks follow
+    ("dca(k=2)", 5),
+    ("ddl", 1),
+    ("ddl(value_dim=4)", 1),
+    ("mhc", 2),  # the first sublayer mixes nothing
+    ("attnres", 12),  # one for every number of sources
+    ("denseformer", 12),
+    # through a window: one more when an index is no longer what it was at first, one where the last block keeps less
+    ("dca(k=1, middle='drop', grn='v2')", 3),
+    ("attnres(window_sources=2)", 4),
+    ("muddformer(window_blocks=1, ways=2)", 3),
+    ("depth_conv(kernel=2, shared=False)", 4),
+    ("depth_window(window_blocks=2, shared=False)", 4),
+    ("hybrid(window_blocks=2, gate='head', shared=False)", 4),
+    ("elc_bert(window_blocks=2)", 4),
+    ("vertical_attention(window_blocks=2)", 4),
+    ("denseformer(window_blocks=2)", 3),
+    ("delta_attnres(window_sources=2)", 4),
+]
+ALWAYS = ("additive", "hyper_connections", "dca(k=1, middle='drop', grn='v2')")
+
+
 @pytest.mark.parametrize(
     ("depth", "most"),
-    [
-        ("additive", 1),
-        ("hyper_connections", 1),
-        pytest.param("ddl", 1, marks=pytest.mark.full),
-        pytest.param("ddl(value_dim=4)", 1, marks=pytest.mark.full),
-        pytest.param("mhc", 2, marks=pytest.mark.full),  # the first sublayer mixes nothing
-        pytest.param("attnres", 12, marks=pytest.mark.full),  # one for every number of sources
-        pytest.param("denseformer", 12, marks=pytest.mark.full),
-    ],
+    [pytest.param(*c, marks=[] if c[0] in ALWAYS else pytest.mark.full) for c in GRAPHS],
 )
 def test_alike_blocks_share_a_graph(depth: str, most: int) -> None:
     # 12 blocks with an index attribute: the compile count does not grow beyond what shapes force
-    model = Case(depth).model(torch.float32, n_blocks=12, sequence=["mlp"])
+    sublayer = "attention" if method_of(depth) in ("dca", "muddformer", "hybrid") else "mlp"
+    model = Case(depth).model(torch.float32, n_blocks=12, sequence=[sublayer])
     torch._dynamo.reset()
     counter = CompileCounter()
     with torch._dynamo.config.patch(recompile_limit=8):  # torch's own, to be put back

@@ -178,7 +178,8 @@ class AttnRes(Connection):
         self.opens, self.closes = within == 0, within == cfg.size - 1
         windowed = cfg.window_sources is not None
         kept = cfg.kept(self.closed + 1 + self.closes, not self.closes)
-        self.kept = frozenset(kept) if windowed else None  # of the closed depth-blocks; None is all
+        self.kept = len(kept) if windowed else None  # of the closed depth-blocks; None is all
+        self.drops_newest = cfg.window_sources == 1  # closed, it may be gone before the next closes
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.route = Route(cfg, layout) if cfg.seen(cfg.n_sources(s)) > 1 else None
 
@@ -194,9 +195,9 @@ class AttnRes(Connection):
         partial = y if self.opens else state["partial"] + y
         sources: History = state["sources"]
         if self.closes:
-            sources = sources.push(partial, self.closed + 1)
-        if self.kept is not None:
-            sources = sources.keep(self.kept.__contains__)
+            sources = sources.push(partial, self.closed + 1 if self.drops_newest else None)
+        if self.kept is not None:  # by place: a block's own numbers would make torch compile each anew
+            sources = sources.last(self.kept, sink=int(self.cfg.sink))
         return {"sources": sources} if self.closes else {"sources": sources, "partial": partial}
 
     @classmethod

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream, qkv_index
+from twoaxis.depth.dca_state import push, sources_of
 from twoaxis.depth.dca_trace import DCATrace
 from twoaxis.depth.grn import GRN
 from twoaxis.depth.history import History, largest_boundary, source_specs
@@ -32,9 +33,8 @@ from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, Stan
 class DCA(Connection, Reader):
     """read: norm(GRN_q + the block's branches so far), k and v alike; write: add to the block's branch.
 
-    state between blocks: {"sources": the branches h_i that are read one by one, "middle.j": h_1 + .. + h_j if
-    they are read as one}; inside a block also the query's read and the branch so far. Depth weights never
-    decay.
+    state between blocks: see `dca_state`; inside a block also the query's read and the branch so far. Depth
+    weights never decay.
     """
 
     equation = "h_n = A + F(norm(A + g_q)), A = Attn(g_q, g_k, g_v), g = sum_i (b_i + relu(w . h_i)) * h_i"
@@ -69,9 +69,15 @@ class DCA(Connection, Reader):
 
         def single(self, count: int) -> list[int]:
             """Of the branches h_0 .. h_{count-1}, those that are sources by themselves."""
-            k = count if self.k is None else self.k
-            first = k if self.middle == "drop" else 1 if count > k + 2 else 2
-            return [i for i in range(count) if i < first or i >= count - k]
+            left = self.leaving(count)
+            return [i for i in range(count) if i not in left]
+
+        def leaving(self, held: int, pooled: bool = False) -> range:
+            """The places, of `held` sources, that are sources no longer; pooled: there is a sum of some already."""
+            if self.k is None:
+                return range(held, held)
+            first = self.k if self.middle == "drop" else 1 if pooled or held > self.k + 2 else 2
+            return range(first, max(first, held - self.k))
 
         def pooled(self, count: int) -> int:
             """j of the source h_1 + .. + h_j; 0 when nothing is pooled."""
@@ -180,36 +186,13 @@ class DCA(Connection, Reader):
         y = y.to(carry["query"].dtype)
         branch = y if so_far is None else so_far + y
         if self.closes:
-            return push(self.cfg, carry, branch, self.block + 1)
+            number = None if len(carry["sources"]) else self.block + 1  # all are summed
+            return push(self.cfg, carry, branch, number)
         return {**carry, "branch": branch}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
         return DCAStream(cfg, layout)
-
-
-def sources_of(state: State) -> History:
-    """What a read sees, oldest first: the embeddings, the pooled middle (index -1), the other branches."""
-    history: History = state["sources"]
-    middle = [t for name, t in state.items() if name.startswith("middle.")]
-    if not middle:
-        return history
-    (first, *others), (zero, *index) = history.sources, history.index
-    return History((first, *middle, *others), (zero, -1, *index))
-
-
-def push(cfg: Any, state: State, branch: Tensor, index: int) -> State:
-    """The state after block `index` (from 1): one more source; the oldest of the last k joins the middle."""
-    history: History = state["sources"].push(branch, index)
-    single = set(cfg.single(index + 1))
-    kept = {"sources": history.keep(single.__contains__)}
-    pooled = cfg.pooled(index + 1)
-    if not pooled:
-        return kept
-    middle = [t for name, t in state.items() if name.startswith("middle.")]
-    for left in history.keep(lambda i: i not in single).sources:
-        middle = [middle[0] + left] if middle else [left]
-    return {**kept, f"middle.{pooled}": middle[0]}
 
 
 class DCAStream(Stream, Reader):

@@ -170,8 +170,10 @@ class DeltaAttnRes(Connection):
         count = cfg.n_sources(layout, block, index)
         values = cfg.reads_values(layout, block, index)
         self.route = DeltaRead(cfg, layout, count, values) if count or cfg.null_source else None
-        self.sublayer = layout.sublayer(block, index)
-        self.ends_block = index == len(layout.blocks[block]) - 1
+        s = layout.sublayer(block, index)
+        self.first, self.last = s == 0, s == layout.n_sublayers - 1
+        ends = index == len(layout.blocks[block]) - 1
+        self.ends_group = ends and (block + 1) % cfg.source_blocks == 0
         self.sums = cfg.sums(layout, block)
         self.grows = cfg.released and index == 0 and block % cfg.source_blocks == 0
 
@@ -180,7 +182,7 @@ class DeltaAttnRes(Connection):
         H: Tensor = state["stream"]
         if self.route is None:
             return [H]
-        return [H + read for read in self.route(state["sources"].sources if self.sublayer else (), H)]
+        return [H + read for read in self.route(() if self.first else state["sources"].sources, H)]
 
     def mixture(self, state: State) -> Tensor:
         """h_s (B, T, d)."""
@@ -212,14 +214,14 @@ class DeltaAttnRes(Connection):
     def write(self, state: State, carry: State, y: Tensor, ctx: Context) -> State:
         H, sources = carry["stream"], carry["sources"]
         y = y.to(H.dtype)
-        if self.sublayer == self.layout.n_sublayers - 1:
+        if self.last:
             return {"stream": H + y}
         if self.cfg.form == "sublayer":
             return {"stream": H + y, "sources": self.pushed(sources, y)}
         if not self.sums:
             return {"stream": H + y, "sources": sources}
         partial = carry["partial"] + y if "partial" in carry else y
-        if self.ends_block and (self.block + 1) % self.cfg.source_blocks == 0:
+        if self.ends_group:
             return {"stream": H + y, "sources": self.pushed(sources, partial)}
         return {"stream": H + y, "sources": sources, "partial": partial}
 

@@ -133,14 +133,19 @@ class DenseFormer(Connection, Reader):
         one_hot[-1:] = 1
         self.alpha = nn.Parameter(one_hot) if self.closes and self.mixed else None
         self.number = None if self.alpha is None else block
+        self.in_a_row = cfg.period == cfg.step == 1
+        self.n_kept = len(self.kept)
+        self.n_wanted = len(self.mixed) if self.in_a_row else None
 
     def wants(self, index: int) -> bool:
         return index in self.mixed
 
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         assert self.alpha is not None
-        some = [self.mixed.index(j) for j in sources.index]
-        return (mix(sources.sources, self.alpha if len(some) == len(self.mixed) else self.alpha[some]),)
+        alpha = self.alpha
+        if len(sources) != len(alpha):
+            alpha = alpha[[self.mixed.index(j) for j in sources.index]]
+        return (mix(sources.sources, alpha),)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, None]:
         return Reads(self.norm(state["stream"])), None
@@ -150,9 +155,11 @@ class DenseFormer(Connection, Reader):
         if not self.closes:
             return {**state, "stream": x}
         sources: History = state["sources"]
-        outputs = sources.push(x, self.block + 1).keep(self.kept.__contains__)
+        number = None if self.in_a_row and len(sources) else self.block + 1
+        outputs = sources.push(x, number)
+        outputs = outputs.last(self.n_kept) if self.in_a_row else outputs.keep(self.kept.__contains__)
         if self.alpha is not None:
-            (x,) = self.mixtures(sources.push(x, self.block + 1, carried=True))
+            (x,) = self.mixtures(sources.push(x, number, carried=True))
         return {"stream": x, "sources": outputs}
 
     @classmethod

@@ -114,6 +114,7 @@ class ELCBert(Connection, Reader):
         self.kept = len(cfg.kept(block + 1, layout.n_blocks))
         self.mix = StaticMix(self.seen, cfg.normalize, newest=cfg.variant == "base") if first else None
         self.number = block if first else None
+        self.n_wanted = len(self.seen)
 
     def wants(self, index: int) -> bool:
         return index in self.seen
@@ -140,7 +141,8 @@ class ELCBert(Connection, Reader):
             return {**carry, "branch": branch}
         if self.cfg.variant == "normalized":
             branch = F.layer_norm(branch, branch.shape[-1:], eps=BRANCH_EPS)
-        sources: History = carry["sources"].push(branch, self.block + 1, carried=self.ends)
+        sources: History = carry["sources"]
+        sources = sources.push(branch, None if len(sources) else self.block + 1, carried=self.ends)
         return {"sources": sources.last(self.kept)}
 
     @classmethod

@@ -45,8 +45,12 @@ class History:
         """The history of a model before anything is pushed."""
         return cls(dtype=parse_history(layout.history).dtype)
 
-    def push(self, source: Tensor, index: int, carried: bool = False) -> History:
-        """The history with one more source, and the one that was carried as far kept like the others."""
+    def push(self, source: Tensor, index: int | None = None, carried: bool = False) -> History:
+        """The history with one more source, and the one that was carried as far kept like the others.
+
+        index: by default the next; a number of the block's own would make torch compile every block anew.
+        """
+        index = (self.index[-1] + 1 if self.index else 0) if index is None else index
         sources = self.sources
         if self.carried:
             sources = (*sources[:-1], self.stored(sources[-1]))
@@ -71,12 +75,18 @@ class History:
             self, sources=tuple(s for s, _ in pairs), index=tuple(i for _, i in pairs), carried=carried
         )
 
-    def last(self, count: int) -> History:
-        """The newest `count` sources."""
-        if count >= len(self.sources):
+    def without(self, places: range) -> History:
+        """Only the sources outside `places`, which are one after the other."""
+        if not places:
             return self
-        start = len(self.sources) - count
-        return self.made(self.sources[start:], self.index[start:], self.carried and count > 0)
+        start, stop = places.start, places.stop
+        sources, index = self.sources, self.index
+        carried = self.carried and stop < len(index)
+        return self.made(sources[:start] + sources[stop:], index[:start] + index[stop:], carried)
+
+    def last(self, count: int, sink: int = 0) -> History:
+        """The newest `count` sources, or `count` of which the oldest `sink` are among."""
+        return self.without(range(sink, sink + len(self.sources) - count))
 
     def sums_of(self, number: int) -> tuple[Tensor, ...]:
         """What earlier sources add to the reads of one reader; empty if nothing was summed for it."""

@@ -160,7 +160,7 @@ class Hybrid(Connection):
     def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
         x, sources = carry + y.to(carry.dtype), state["sources"]
         if self.closes:
-            return {"sources": sources.push(x, self.block + 1, carried=True).last(self.kept)}
+            return {"sources": sources.push(x, carried=True).last(self.kept)}
         return {"sources": sources, "stream": x}
 
     @classmethod

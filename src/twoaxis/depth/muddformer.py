@@ -56,7 +56,7 @@ class MUDDFormer(Connection):
         self.norm = RMSNorm(d, eps)
         self.key_norm = RMSNorm(d, eps) if takes and "k" in self.ways else None
         self.value_norm = RMSNorm(d, eps) if takes and "v" in self.ways else None
-        self.takes, self.kept = takes, frozenset(cfg.kept(block + 1))
+        self.takes, self.kept = takes, len(cfg.kept(block + 1))
         self.source_norm = RMSNorm(d, eps) if cfg.pre_post_norm and self.closes else None
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
@@ -99,8 +99,8 @@ class MUDDFormer(Connection):
         branch = carry["branch"] + y if "branch" in carry else y
         if not self.closes:
             return {**carry, "branch": branch}
-        state = pushed(carry["sources"], carry["way.r"] + branch, self.block + 1, self.source_norm)
-        return {**state, "sources": state["sources"].keep(self.kept.__contains__)}
+        state = pushed(carry["sources"], carry["way.r"] + branch, self.source_norm)
+        return {**state, "sources": state["sources"].last(self.kept, sink=1)}
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:
@@ -122,11 +122,11 @@ def newest(state: State) -> Tensor:
     return x
 
 
-def pushed(sources: History, x: Tensor, index: int, norm: RMSNorm | None) -> State:
+def pushed(sources: History, x: Tensor, norm: RMSNorm | None) -> State:
     """The state at a block boundary."""
     if norm is None:
-        return {"sources": sources.push(x, index, carried=True)}
-    return {"sources": sources.push(norm(x), index), "stream": x}
+        return {"sources": sources.push(x, carried=True)}
+    return {"sources": sources.push(norm(x)), "stream": x}
 
 
 class MUDDStream(Stream):
@@ -139,7 +139,7 @@ class MUDDStream(Stream):
         self.source_norm = RMSNorm(layout.d_model, layout.norm_eps) if cfg.pre_post_norm else None
 
     def open(self, x: Tensor, ctx: Context) -> State:
-        return pushed(History.empty(self.layout), x, 0, self.source_norm)
+        return pushed(History.empty(self.layout), x, self.source_norm)
 
     def mixture(self, state: State) -> Tensor:
         """Z^R (B, T, d), the read-out before the final norm."""

@@ -26,6 +26,7 @@ class Reader(ABC):
 
     weights: ClassVar[str]  # the parameter, or the module, that holds W_n
     number: int | None = None
+    n_wanted: int | None = None  # of a windowed read: so many sources without sums are all that it wants
 
     def wants(self, index: int) -> bool:
         """Whether it reads the source of this depth index: every one by default."""
@@ -37,8 +38,10 @@ class Reader(ABC):
 
     def mixtures(self, sources: History) -> tuple[Tensor, ...]:
         """Its reads z_n of a history in either form."""
-        wanted = sources.keep(self.wants)
+        if not sources.sums and len(sources) == self.n_wanted:  # without numbers that differ in every block
+            return self.weigh(sources)
         sums = () if self.number is None else sources.sums_of(self.number)
+        wanted = sources.keep(self.wants)
         if not sums or not len(wanted):
             return sums or self.weigh(wanted)
         return tuple(s + z for s, z in zip(sums, self.weigh(wanted), strict=True))

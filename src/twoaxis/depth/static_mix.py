@@ -40,8 +40,9 @@ class StaticMix(nn.Module):
         if self.logits is None:
             return sources.sources[0]
         alpha = self.logits.softmax(0) if self.normalize == "softmax" else self.logits
-        places = [self.seen.index(j) for j in sources.index]
-        return mix(sources.sources, alpha if len(places) == len(alpha) else alpha[places])
+        if len(sources) != len(alpha):
+            alpha = alpha[[self.seen.index(j) for j in sources.index]]
+        return mix(sources.sources, alpha)
 
 
 def static_mix_trace(t: Tape, sources: Sequence[Array], normalize: str) -> Array:

@@ -100,6 +100,7 @@ class VerticalAttention(Connection, Reader):
         self.mix = StaticMix(self.seen, "softmax") if index == 0 else None
         self.kept = len(newest(block + 2, cfg.window_blocks))
         self.number = block if index == 0 else None
+        self.n_wanted = len(self.seen)
 
     def wants(self, index: int) -> bool:
         return index in self.seen
@@ -122,7 +123,8 @@ class VerticalAttention(Connection, Reader):
         h = carry["input"] + branch if self.cfg.block_residual else branch
         if self.ends:
             return {"output": h}
-        sources: History = carry["sources"].push(norm0(h, self.cfg, self.layout), self.block + 1)
+        sources: History = carry["sources"]
+        sources = sources.push(norm0(h, self.cfg, self.layout), None if len(sources) else self.block + 1)
         return {"sources": sources.last(self.kept)}
 
     @classmethod

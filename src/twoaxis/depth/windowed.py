@@ -193,7 +193,7 @@ class Windowed(Connection):
     def write(self, state: State, carry: Any, y: Tensor, ctx: Context) -> State:
         x, sources = carry + y.to(carry.dtype), state["sources"]
         if self.closes:
-            return {"sources": sources.push(x, self.block + 1, carried=True).last(self.kept)}
+            return {"sources": sources.push(x, carried=True).last(self.kept)}
         return {"sources": sources, "stream": x}
 
     @classmethod
