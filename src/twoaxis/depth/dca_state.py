@@ -23,6 +23,11 @@ class Middle:
     last: int
 
 
+def _made(tensors: Any, last: Any) -> Middle:
+    (total,) = tensors
+    return Middle(total, last)
+
+
 def _with_name(middle: Middle) -> tuple[list[tuple[Any, Any]], int]:
     return [(pytree.MappingKey(str(middle.last)), middle.total)], middle.last
 
@@ -30,7 +35,7 @@ def _with_name(middle: Middle) -> tuple[list[tuple[Any, Any]], int]:
 pytree.register_pytree_node(
     Middle,
     lambda middle: ([middle.total], middle.last),
-    lambda tensors, last: Middle(*tensors, last),
+    _made,
     serialized_type_name="twoaxis.depth.dca.Middle",
     flatten_with_keys_fn=_with_name,
 )

@@ -142,7 +142,7 @@ class DenseFormer(Connection, Reader):
 
     def weigh(self, sources: History) -> tuple[Tensor, ...]:
         assert self.alpha is not None
-        alpha = self.alpha
+        alpha: Tensor = self.alpha
         if len(sources) != len(alpha):
             alpha = alpha[[self.mixed.index(j) for j in sources.index]]
         return (mix(sources.sources, alpha),)

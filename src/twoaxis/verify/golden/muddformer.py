@@ -74,13 +74,13 @@ def mixes(case: Case) -> None:
     stream, blocks = build(_method(shapes, form), X[0].shape[-1], [BLOCK] * L, norm_eps=eps)
     assert isinstance(stream, MUDDStream)
     norms = [stream.source_norm, *(connections[-1].source_norm for connections in blocks)]
-    state: Any = pushed(History(), X[0], 0, _gained(case, norms[0], "pre_gain.0"))
+    state: Any = pushed(History(), X[0], _gained(case, norms[0], "pre_gain.0"))
     for i, mix in enumerate(_mixes_of(stream, blocks)):
         extra = {"gain": f"gen_gain.{i}", "post_norm.weight": f"post_gain.{i}"} if normed else {}
         values = {"static": static[i], "down": W1[i], "up": W2[i]}
         _bind(case, mix, {**values, **{ours: case.leaf(theirs) for ours, theirs in extra.items()}})
         norm = _gained(case, norms[i + 1], f"pre_gain.{i + 1}")
-        state = pushed(state["sources"], X[i + 1], i + 1, norm)
+        state = pushed(state["sources"], X[i + 1], norm)
         case.output(f"streams.{i}", torch.stack(mix(state["sources"].sources, newest(state))))
         if case.has(f"weights.{i}"):
             case.output(f"weights.{i}", mix.weights(newest(state)).movedim(-2, 0))
