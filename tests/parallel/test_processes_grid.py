@@ -83,8 +83,18 @@ def test_the_ends_of_a_pipeline_in_shares(world, more):
     equal(world, 4, "attnres", FSDP | {"pipeline": 2}, **more)
 
 
-def test_float32(world):
-    equal(world, 2, "denseformer", FSDP, dtype="float32")
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [
+        ("denseformer", FSDP),
+        full("additive", FSDP),
+        full("additive", DDP),
+        full("additive", DDP | {"pipeline": 2}),
+    ],
+    ids=str,
+)
+def test_float32(world, depth, options):
+    equal(world, 2 * options.get("pipeline", 1), depth, options, dtype="float32")
 
 
 @pytest.mark.full

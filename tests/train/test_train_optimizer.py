@@ -150,3 +150,16 @@ def test_a_tied_table_counts_once_in_the_norm():
         parameter.grad = torch.zeros_like(parameter)
     model.head.weight.grad[0, 0] = 2.0
     assert clip_gradients(optimizer.named.values(), 0) == 2
+
+
+@pytest.mark.parametrize("largest", [0, 4.9, 5, 5 + 5e-7, 5.1], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_clipping_is_torch_s_to_the_bit(largest, dtype):
+    """Where the factor is 1 it is not multiplied."""
+    grads = [torch.tensor([3.0, 0, 4], dtype=dtype), torch.tensor([1e-3], dtype=dtype)]
+    ours, theirs = ([nn.Parameter(torch.zeros_like(g)) for g in grads] for _ in range(2))
+    for p, g in zip((*ours, *theirs), (*grads, *grads), strict=True):
+        p.grad = g.clone()
+    found = clip_gradients(ours, largest)
+    assert found == float(nn.utils.clip_grad_norm_(theirs, largest or float("inf")))
+    assert [a.grad.equal(b.grad) for a, b in zip(ours, theirs, strict=True)] == [True, True]

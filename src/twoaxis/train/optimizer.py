@@ -22,6 +22,7 @@ FACTS: dict[type, set[str]] = {  # what torch keeps for a parameter
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.Muon: {"momentum_buffer"},
 }
+TINY = 1e-6  # what torch adds to a norm
 WRONG = "which does not fit; resume with the model and optimizer that the run was started with"
 
 
@@ -92,5 +93,8 @@ def group_of(name: str, parameter: Tensor, rule: ParamRule, optimizer: str) -> t
 
 def clip_gradients(parameters: Iterable[Tensor], largest: float) -> float:
     """Scale all gradients to a common norm of at most `largest` (0: leave them); returns the norm before."""
-    bound = largest if largest > 0 else float("inf")
-    return float(nn.utils.clip_grad_norm_(parameters, bound))
+    held = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+    if 0 < largest < float(norm) + TINY:  # else the factor is 1: no pass over all gradients
+        nn.utils.clip_grads_with_norm_(held, largest, norm)
+    return float(norm)
