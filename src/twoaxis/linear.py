@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.ops.choice import ordinary
+from twoaxis.ops.precision import autocast_dtype
 from twoaxis.ops.transpose import transposed
 
 FEW = (
@@ -36,9 +37,7 @@ class Linear(nn.Linear):
 
 def fitting(x: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype in which a product with this weight takes x: the weight's, or autocast's if x has that already."""
-    kind = x.device.type
-    rounded = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)
-    return x.dtype if rounded else weight.dtype
+    return x.dtype if x.dtype == autocast_dtype(x) else weight.dtype
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.ops.norm import add_rms_norm, rms_norm
+from twoaxis.ops.precision import autocast_dtype
 
 
 class RMSNorm(nn.Module):
@@ -28,9 +29,8 @@ class RMSNorm(nn.Module):
         return add_rms_norm(x, branch, self.weight, self.eps, dtype=self._dtype(x))
 
     def _dtype(self, x: Tensor) -> torch.dtype:
-        kind = x.device.type
-        rounds = self.for_products and x.dtype == torch.float32 and torch.is_autocast_enabled(kind)
-        return torch.get_autocast_dtype(kind) if rounds else x.dtype
+        rounded = autocast_dtype(x) if self.for_products and x.dtype == torch.float32 else None
+        return x.dtype if rounded is None else rounded
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"

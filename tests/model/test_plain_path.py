@@ -159,3 +159,9 @@ def test_a_user_s_own_checkpoint_around_a_block():
 
     made.blocks[0] = Around(made.blocks[0])
     assert off(gradients(made, "native"), exact) < 1e-6
+
+
+def test_a_model_without_numbers():
+    with torch.device("meta"):
+        made = twoaxis.Decoder(twoaxis.ModelConfig(**SIZES))
+    assert made(torch.zeros(2, 3, dtype=torch.long, device="meta")).shape == (2, 3, 11)

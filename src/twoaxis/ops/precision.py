@@ -19,6 +19,14 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast gives to products on `x`'s device, None where it is off."""
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not touch the reductions on `x`'s device."""
     kind = x.device.type
