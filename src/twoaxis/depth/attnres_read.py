@@ -26,7 +26,7 @@ class Route(nn.Module):
     def __init__(self, cfg: Any, layout: Layout) -> None:
         super().__init__()
         d = layout.d_model
-        self.rank = cfg.key_rank or d
+        self.rank, self.width = cfg.key_rank or d, d
         if self.rank > d or d % cfg.heads:
             raise InputError(
                 f"attnres(heads={cfg.heads}, key_rank={cfg.key_rank}) at d_model={d}: heads must divide "
@@ -37,6 +37,11 @@ class Route(nn.Module):
             torch.zeros(self.rank, d) if cfg.query == "input" else torch.zeros(self.rank)
         )
         self.key_gain = nn.Parameter(torch.ones(self.rank)) if cfg.key_gain else None
+
+    def known_query(self) -> tuple[Tensor, Tensor | None] | None:
+        """Query and key gain, if they are the same for all tokens: see `ops/known_read.py`."""
+        whole = self.query.ndim == 1 and self.rank == self.width
+        return (self.query, self.key_gain) if whole and self.heads == 1 else None
 
     def forward(self, sources: tuple[Tensor, ...], norm: RMSNorm | None = None) -> Tensor:
         """READ(w, g; sources), followed by `norm`, which the operator folds in, so that h_s is not kept."""

@@ -129,7 +129,8 @@ class Decoder(nn.Module):
     def _through(self, embedded: Tensor, ctx: Context, states: dict[str, Any] | None) -> tuple[Tensor, Any]:
         """From embeddings (B, T, d) to what `to_the_end` gives."""
         plain = self.saving.saved == "all" and not self.recomputes
-        loop = rebuilt.loop(ctx.cache is None and self.rebuilding and (plain or not self.training))
+        whole = ctx.cache is None and self.rebuilding and (plain or not self.training)
+        loop = rebuilt.loop(whole, self._known_queries)
         with loop, ahead.loop(self._norms(ctx)), self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:
@@ -151,6 +152,11 @@ class Decoder(nn.Module):
             return []
         connections = [c for block in self.blocks for c in block.connections]  # type: ignore[union-attr]
         return [*(c.opening for c in connections), self.stream.norm]
+
+    def _known_queries(self) -> list[Any]:
+        """What reads over depth ask for in every pass: see `ops/known_read.py`."""
+        found = (m.known_query() for m in self.modules() if hasattr(m, "known_query"))
+        return [query for query in found if query is not None]
 
     def loss(
         self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None, chunked: bool = False

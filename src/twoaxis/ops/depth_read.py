@@ -9,6 +9,7 @@ from torch import Tensor
 from . import choice, few_tokens
 from .checks import Bias, Normalize, ReadOptions, check_read, source_dtype
 from .first_order import first_order
+from .known_read import known_read
 from .native.depth_read import NativeRead, covers
 from .native.few_tokens import scored as native_step
 from .precision import compute_dtype, few, full_precision
@@ -78,6 +79,8 @@ def depth_read(
             heads=heads, output_gain=output_gain, output_eps=output_eps, bias=bias, return_weights=return_weights,
         )  # fmt: skip
         return own
+    if result is None and bias is None:
+        result = known_read(options, query, key_gain, output_gain, sources)
     if result is None:
         check_read(query, sources, key_gain, normalize, heads, output_gain, output_eps, bias)
         result = _read(options, query, sources, key_gain, output_gain, bias)

@@ -18,14 +18,16 @@ dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import choice, rebuilt
+from . import choice, known_read, rebuilt
 from .first_order import first_order
+from .known_read import Known, Later, Seen
 from .native import depth_pull
 from .precision import compute_dtype, full_precision, token_chunks
 
@@ -45,9 +47,9 @@ class Left:
 class Source:
     """One source of the loop. left: (the pass, what a read left, its number among that read's sources)."""
 
-    left: list[tuple[int, Left, int]] = field(default_factory=list)
+    left: list[tuple[int, Left | Later, int]] = field(default_factory=list)
 
-    def take(self) -> list[tuple[Left, int]]:
+    def take(self) -> list[tuple[Left | Later, int]]:
         """What the reads of the present pass left, in the order of the forward pass."""
         now, left, self.left = torch._C._current_graph_task_id(), self.left, []
         return [(read, i) for number, read, i in reversed(left) if number == now]
@@ -59,51 +61,110 @@ class Pull:
 
     sources: tuple[Source, ...]
 
-    def leave(self, left: Left) -> None:
+    def leave(self, left: Left | Later) -> None:
         """Called by the read's backward."""
         now = torch._C._current_graph_task_id()
         for i, source in enumerate(self.sources):
             source.left.append((now, left, i))
 
 
+@dataclass(eq=False)
+class Entry:
+    """A source while the loop is open. handle: x as reads take it; seen: as those by known queries do, by epsilon."""
+
+    x: Tensor
+    number: int
+    source: Source
+    handle: Tensor
+    seen: dict[float, Seen] = field(default_factory=dict)
+
+    def ready(self, eps: float) -> Seen:
+        """For known queries."""
+        if eps not in self.seen:
+            self.seen[eps] = Seen.of(self.x.detach(), eps)
+        return self.seen[eps]
+
+
 def pulled(sources: tuple[Tensor, ...]) -> tuple[Pull | None, tuple[Tensor, ...]]:
     """The sources as a read inside the loop takes them; themselves and no Pull outside or if one is not plain."""
     loop = rebuilt.current()
-    if loop is None or not all(type(x) is Tensor and x.requires_grad for x in sources):
+    if loop is None or not all(_entered(loop, x) for x in sources):
         return None, sources
-    found = []
-    for x in sources:
-        if id(x) not in loop.sources:
-            source = Source()
-            loop.sources[id(x)] = (x, _Gather.apply(source, x), source)
-        found.append(loop.sources[id(x)])
-    return Pull(tuple(source for _, _, source in found)), tuple(handle for _, handle, _ in found)
+    found = [loop.sources[id(x)] for x in sources]
+    return Pull(tuple(e.source for e in found)), tuple(e.handle for e in found)
+
+
+def known(
+    query: Tensor, key_gain: Tensor | None, sources: Sequence[Tensor], eps: float
+) -> tuple[int, Pull, list[Seen], Tensor] | None:
+    """For a read by a query that the loop knows: the query's row, the sources, and the newest one's handle."""
+    loop = rebuilt.current()
+    row = None if loop is None or not loop.queries else known_of(loop).row(query, key_gain)
+    if loop is None or row is None or not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
+        return None
+    found = [loop.sources[id(x)] for x in sources]
+    seen = [entry.seen.get(eps) or entry.ready(eps) for entry in found]
+    if any(x.kind != seen[0].kind for x in seen) or query.shape != seen[0].kind[0][-1:]:
+        return None
+    newest = max(found, key=lambda entry: entry.number)
+    return row, Pull(tuple([entry.source for entry in found])), seen, newest.handle
+
+
+def _entered(loop: rebuilt.Loop, x: Tensor) -> bool:
+    """Whether a source is one of the loop, as it is from now on if it is plain."""
+    if id(x) in loop.sources:
+        return True
+    if type(x) is not Tensor or not x.requires_grad:
+        return False
+    queries, source, number = known_of(loop), Source(), len(loop.sources)
+    handle = _Gather.apply(source, queries, queries.anchor, loop.newest_source, x)
+    loop.newest_source, loop.sources[id(x)] = handle, Entry(x, number, source, handle)
+    return True
+
+
+def known_of(loop: rebuilt.Loop) -> Known:
+    """The loop's queries."""
+    if loop.known is None:
+        loop.known = Known(loop.queries)
+    found: Known = loop.known
+    return found
 
 
 class _Gather(torch.autograd.Function):
-    """The source itself; backward sums what its reads left."""
+    """The source itself; backward sums what its reads left.
+
+    anchor: of the known queries, whose node runs after it. before: the source before it, so that this one's node runs
+    first, and so all reads that hold on to it or to a later one."""
 
     @staticmethod
-    def forward(ctx: Any, source: Source, x: Tensor) -> Tensor:
-        ctx.source = source
+    def forward(
+        ctx: Any, source: Source, known: Known, anchor: Tensor, before: Tensor | None, x: Tensor
+    ) -> Tensor:
+        ctx.source, ctx.known = source, known
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x)
         return x.detach()
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         (x,), left = ctx.saved_tensors, ctx.source.take()
-        if not left:
-            return None, grad
-        rows = x.reshape(-1, x.shape[-1])
+        rows, total = x.reshape(-1, x.shape[-1]), grad
         with full_precision(x):
-            library = None
-            if all(read.weights.shape[-1] == 1 and read.g.dtype == torch.float32 for read, _ in left):
-                library = choice.kernel("depth_pull", (x,))
-            total = gathered(rows, left) if library is None else depth_pull.gathered(library, rows, left)
-        total = total.view(x.shape)
-        return None, total if grad is None else total + grad
+            for part in (*_gathered(rows, left), *known_read.gather(ctx.known, rows, left)):
+                total = part.view(x.shape) if total is None else total + part.view(x.shape)
+        return None, None, None, None, total
+
+
+def _gathered(x: Tensor, every: list[tuple[Left | Later, int]]) -> list[Tensor]:
+    """What reads that made their logits' gradients themselves add to that of a source (N, d)."""
+    left = [(read, i) for read, i in every if isinstance(read, Left)]
+    if not left:
+        return []
+    library = None
+    if all(read.weights.shape[-1] == 1 and read.g.dtype == torch.float32 for read, _ in left):
+        library = choice.kernel("depth_pull", (x,))
+    return [gathered(x, left) if library is None else depth_pull.gathered(library, x, left)]
 
 
 def gathered(x: Tensor, left: list[tuple[Left, int]]) -> Tensor:

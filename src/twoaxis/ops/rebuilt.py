@@ -15,7 +15,7 @@ Elsewhere operators keep their states themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -102,13 +102,18 @@ def state_of(ctx: Any) -> Tensor:
 
 
 class Loop:
-    """A pass through all layers: knows the newest state, unchanged since, and where it stands."""
+    """A pass through all layers: knows the newest state, unchanged since, and where it stands.
 
-    def __init__(self) -> None:
+    queries: of reads over depth, with their key gains, in any order: see `known_read`."""
+
+    def __init__(self, queries: Sequence[tuple[Tensor, Tensor | None]] = ()) -> None:
         self.newest: Tensor | None = None
         self.version = 0
         self.place = Place(Chain(), 0)
         self.sources: dict[int, Any] = {}  # of reads over depth, by identity: see `pulled`
+        self.newest_source: Tensor | None = None  # as reads take it
+        self.queries = queries
+        self.known: Any = None
         self.hooks = _hooks()
 
     def place_of(self, state: Tensor, stride: int = STRIDE) -> Place:
@@ -138,13 +143,17 @@ class Loop:
 
 
 @contextmanager
-def loop(open_: bool) -> Iterator[None]:
-    """Operators inside may rebuild their states, if `open_` and gradients are recorded outside of torch.compile."""
+def loop(
+    open_: bool, queries: Callable[[], Sequence[tuple[Tensor, Tensor | None]]] = tuple
+) -> Iterator[None]:
+    """Operators inside may rebuild their states, if `open_` and gradients are recorded outside of torch.compile.
+
+    queries: those of reads over depth that are parameters, asked for if it is used."""
     usable = open_ and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if torch.compiler.is_compiling():
         yield
         return
-    token = _open.set(Loop() if usable else None)
+    token = _open.set(Loop(queries()) if usable else None)
     try:
         yield
     finally:
