@@ -69,8 +69,8 @@ class Kernel:
     None is inputs and outputs once. native: it is this package's own, forward and backward one each; back_launches:
     of what runs around the second. product: a matrix product or attention over tokens: it writes its result,
     while others between two of them could be one kernel. rebuilt: what it keeps only where blocks are recomputed and
-    `ops.rebuilt` cannot make it again. back: FLOPs backward over FLOPs forward. piece: which of the pieces that a depth
-    method calls of a core, all the tape's counted.
+    `ops.rebuilt` cannot make it again; looped: what it keeps only elsewhere. back: FLOPs backward over FLOPs forward.
+    piece: which of the pieces that a depth method calls of a core, all the tape's counted.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Kernel:
     back: int = 2
     held: tuple[Array, ...] = ()
     rebuilt: tuple[Array, ...] = ()
+    looped: tuple[Array, ...] = ()
     native: bool = False
     back_launches: int = 1
     piece: int = 0
@@ -110,6 +111,7 @@ class Tape:
     lasting: list[tuple[bool, ...]] = field(default_factory=list)
     again: tuple[int, int] | None = None
     entry: Array | None = None
+    scaled: set[Array] = field(default_factory=set)  # sources whose norms known reads have made
     backend: Backend = "plain"
     pieces: int = 0
 
@@ -276,7 +278,7 @@ class Tape:
         alone: as a block that is recomputed runs them."""
         kept: dict[Array, str] = {}
         for kernel in self.kernels[start:stop]:
-            for x in (*kernel.keep, *kernel.held, *(kernel.rebuilt if alone else ())):
+            for x in (*kernel.keep, *kernel.held, *(kernel.rebuilt if alone else kernel.looped)):
                 if not x.root.parameter:
                     kept.setdefault(x.root, kernel.part)
         return kept

@@ -67,7 +67,7 @@ def test_native_kernels_move_and_launch_less_and_compute_the_same(depth):
 
 
 def test_a_native_read_moves_its_sources_and_its_result_once():
-    """n sources read, the result written, and one dot and one norm factor for each source and token."""
+    """n sources read, the result written, one dot and one norm factor for each source and token, two for each token."""
     cfg = twoaxis.ModelConfig(
         vocab_size=11, d_model=64, n_blocks=3, n_heads=2, depth="attnres", sequence=["mlp(hidden=8)"]
     )
@@ -75,7 +75,7 @@ def test_a_native_read_moves_its_sources_and_its_result_once():
     u, w = 4 * B * T * 64, 4 * 64
     for n, read in zip((2, 3, 4), reads, strict=True):
         assert read.native
-        assert read.moved == (n + 1) * u + 2 * n * 4 * B * T + w
+        assert read.moved == (n + 1) * u + 2 * (n + 1) * 4 * B * T + w
 
 
 def test_calls_that_no_kernel_covers_stay_plain():

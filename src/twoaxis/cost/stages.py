@@ -113,7 +113,7 @@ def _ends(t: Tape, blocks: range, first: bool, last: bool) -> tuple[int, int]:
 
 
 def _saved(kernels: list[Kernel], loop: bool) -> Iterator[Array]:
-    every = (x.root for k in kernels for x in (*k.keep, *k.held, *(() if loop else k.rebuilt)))
+    every = (x.root for k in kernels for x in (*k.keep, *k.held, *(k.looped if loop else k.rebuilt)))
     return (x for x in every if not x.parameter)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from twoaxis.depth.trace import Trace
 from twoaxis.ops import traced
+from twoaxis.ops.traced_reads import known_read
 from twoaxis.tape import Array
 from twoaxis.types import Reads
 
@@ -29,6 +30,8 @@ class AttnResTrace(Trace):
         query = t.weight(rank)
         if cfg.query == "input":
             query = t.linear(t.norm(t.cast(sources[-1], t.wide), gain=False), rank)
+        if rank == d and cfg.query == "static" and cfg.heads == 1:
+            return known_read(t, query, sources, cfg.key_gain)
         if rank == d:
             return traced.depth_read(
                 t, query, sources, normed=True, heads=cfg.heads, gain=cfg.key_gain, output_norm=True

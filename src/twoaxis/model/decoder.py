@@ -155,7 +155,8 @@ class Decoder(nn.Module):
 
     def _known_queries(self) -> list[Any]:
         """What reads over depth ask for in every pass: see `ops/known_read.py`."""
-        found = (m.known_query() for m in self.modules() if hasattr(m, "known_query"))
+        asked = (getattr(module, "known_query", None) for module in self.modules())
+        found = (known() for known in asked if callable(known))
         return [query for query in found if query is not None]
 
     def loss(

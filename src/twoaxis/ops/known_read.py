@@ -20,19 +20,18 @@ which `rebuilt.loop` is given the queries. Queries that it does not know take th
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from . import choice
+from . import choice, known_sums
 from .first_order import first_order
+from .known_sums import Later
 from .native import known_read as native
-from .native.call import address
-from .precision import compute_dtype, full_precision, token_chunks
+from .precision import full_precision
 
 if TYPE_CHECKING:
     from .token_read import Options
@@ -47,7 +46,9 @@ class Known:
     def __init__(self, queries: Sequence[Query]) -> None:
         plain = [pair for pair in queries if all(x is None or choice.ordinary(x) for x in pair)]
         self.rows = {_names(*pair): row for row, pair in enumerate(plain)}
-        self.total: dict[int, Tensor] = {}  # by the number of the pass: gradients of keyed queries (R, d)
+        self.total: tuple[int, Tensor, set[int]] | None = (
+            None  # the pass, gradients of w (R, d), which have one
+        )
         self.d = {pair[0].shape for pair in plain}
         tensors = (x for pair in plain for x in pair)
         self.anchor = _Queries.apply(self, *tensors) if len(self.d) == 1 else torch.empty(0)
@@ -59,9 +60,15 @@ class Known:
     def add(self, rows: list[int], d: Tensor) -> None:
         """Add to gradients of keyed queries, (S, d)."""
         now = torch._C._current_graph_task_id()
-        if now not in self.total:
-            self.total = {now: d.new_zeros(len(self.rows), d.shape[1])}
-        self.total[now].index_add_(0, torch.tensor(rows, device=d.device), d)
+        if self.total is None or self.total[0] != now:
+            self.total = now, d.new_zeros(len(self.rows), d.shape[1]), set()
+        self.total[1].index_add_(0, torch.tensor(rows, device=d.device), d)
+        self.total[2].update(rows)
+
+    def take(self) -> tuple[Tensor, set[int]] | None:
+        """What was added in the present pass."""
+        total, self.total = self.total, None
+        return total[1:] if total is not None and total[0] == torch._C._current_graph_task_id() else None
 
 
 def _names(query: Tensor, gain: Tensor | None) -> tuple[int, int]:
@@ -81,59 +88,21 @@ class _Queries(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, now = ctx.saved_tensors, torch._C._current_graph_task_id()
-        total, ctx.known.total = ctx.known.total.get(now), {}
-        if total is None:
+        tensors, found = ctx.saved_tensors, ctx.known.take()
+        if found is None:
             return (None,) * (1 + len(tensors))
         grads: list[Tensor | None] = []
-        for query, gain, d in zip(tensors[::2], tensors[1::2], total):
-            grads.append((d if gain is None else d * gain).to(query.dtype))
-            grads.append(None if gain is None else (d * query).to(gain.dtype))
+        for row, (query, gain, d) in enumerate(zip(tensors[::2], tensors[1::2], found[0])):
+            used = row in found[1]
+            grads.append((d if gain is None else d * gain).to(query.dtype) if used else None)
+            grads.append((d * query).to(gain.dtype) if used and gain is not None else None)
         return None, *grads
-
-
-@dataclass(eq=False)
-class Seen:
-    """A source as these reads take it: rows (N, d), contiguous, factor r (N,) and, for kernels, where they are."""
-
-    rows: Tensor
-    factor: Tensor
-    kind: tuple[torch.Size, torch.dtype]
-    at: tuple[int, int]
-
-    @classmethod
-    def of(cls, x: Tensor, eps: float) -> Seen:
-        """Of a source (..., d)."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        factors = factor(rows, eps, compute_dtype(x)).contiguous()
-        return cls(rows, factors, (x.shape, x.dtype), (rows.data_ptr(), factors.data_ptr()))
-
-
-@dataclass(eq=False)
-class Later:
-    """What such a read leaves: g (N, d), its query w (d,), dots <w, v_i> (n, N), log-sum-exp and <g, h> (N,). at:
-    where g, w, dots, log-sum-exp and <g, h> are, for kernels."""
-
-    options: Options
-    row: int
-    query: Tensor
-    g: Tensor
-    dots: Tensor
-    lse: Tensor
-    mean: Tensor
-    at: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        (N, d), n, dtype = self.g.shape, len(self.dots), self.dots.dtype
-        parts = ((self.query, (d,)), (self.dots, (n, N)), (self.lse, (N,)), (self.mean, (N,)))
-        if self.g.is_cpu and self.g.numel():
-            self.at = tuple(address(x, t, s) or 0 for x, t, s in ((self.g, self.g.dtype, (N, d)), *((x, dtype, s) for x, s in parts)))
 
 
 def known_read(
     o: Options, query: Tensor, key_gain: Tensor | None, output_gain: Tensor | None, sources: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """The read as `depth_read` gives it, and no weights (0,); None if it is not one of these."""
+    """The read as `depth_read` gives it, and, in place of its weights, anything; None if it is not one of these."""
     from .pulled import known
 
     if o.eps is None or o.eps < 0 or o.heads != 1 or o.normalize != "softmax" or o.return_weights:
@@ -142,7 +111,9 @@ def known_read(
     if found is None or (output_gain is not None and output_gain.shape != query.shape):
         return None
     row, pull, seen, newest = found
-    library = choice.kernel("known_read", (newest,), (query, key_gain, output_gain)) if newest.numel() else None
+    library = None
+    if newest.numel():
+        library = choice.kernel("known_read", (newest,), (query, key_gain, output_gain))
     out: Tensor = _KnownRead.apply(library, o, pull, row, (query, key_gain), seen, output_gain, newest)
     return out, query
 
@@ -155,8 +126,8 @@ class _KnownRead(torch.autograd.Function):
         library, o, pull, row, query, seen, gain, newest = args
         with full_precision(newest):
             w = _keyed(query, seen[0].factor.dtype)
-            run = _read if library is None else native.read
-            out, dots, lse, rho = run(library, o, w, gain, seen)
+            run = known_sums.read if library is None else partial(native.read, library)
+            out, dots, lse, rho = run(o, w, gain, seen)
         out = out.view(newest.shape)
         again = gain is not None and bool((gain.abs() < SMALLEST).any())  # h cannot be had from the output
         ctx.o, ctx.pull, ctx.row, ctx.library = o, pull, row, library
@@ -180,11 +151,11 @@ class _KnownRead(torch.autograd.Function):
                     ones = torch.ones(y.shape[1], dtype=dots.dtype, device=y.device)
                     known, inverse = ones if gain is None else gain.to(dots.dtype), ones
                     if rows:
-                        y = _unscaled(o, rows, dots, lse, rho)
+                        y = known_sums.unscaled(o, rows, dots, lse, rho)
                     elif gain is not None:
                         inverse = 1 / known
-                    run = _back if ctx.library is None else native.back
-                    g, mean, dgain = run(ctx.library, o.output_eps, known.contiguous(), inverse, y, rho, dy)
+                    run = known_sums.back if ctx.library is None else partial(native.back, ctx.library)
+                    g, mean, dgain = run(o.output_eps, known.contiguous(), inverse, y, rho, dy)
             ctx.pull.leave(Later(o, ctx.row, w, g, dots, lse, mean))
         dgain = None if dgain is None or gain is None else dgain.to(gain.dtype)
         return None, None, None, None, None, None, dgain, None
@@ -195,90 +166,14 @@ def _keyed(query: Query, dtype: torch.dtype) -> Tensor:
     return w.contiguous() if query[1] is None else w * query[1].to(dtype)
 
 
-def _read(
-    _: ctypes.CDLL | None, o: Options, w: Tensor, gain: Tensor | None, seen: list[Seen]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output (N, d), dots (n, N), log-sum-exp (N) and rho (N or 0)."""
-    sources = [x.rows for x in seen]
-    (N, d), like = sources[0].shape, {"dtype": w.dtype, "device": w.device}
-    out, dots = torch.empty_like(sources[0]), torch.empty(len(sources), N, **like)
-    lse, rho = torch.empty(N, **like), torch.empty(N if o.output_eps is not None else 0, **like)
-    factors = torch.stack([x.factor for x in seen]) * o.scale
-    for t in token_chunks(N, d, sources[0]):
-        dots[:, t] = torch.stack([x[t].to(w.dtype) @ w for x in sources])
-        logits = dots[:, t] * factors[:, t]
-        lse[t] = logits.logsumexp(0)
-        h = _mixed(sources, (logits - lse[t]).exp(), t)
-        if o.output_eps is not None:
-            rho[t] = (h.square().mean(-1) + o.output_eps).rsqrt()
-            h *= rho[t].unsqueeze(-1) if gain is None else rho[t].unsqueeze(-1) * gain.to(w.dtype)
-        out[t] = h
-    return out, dots, lse, rho
-
-
-def _mixed(sources: Sequence[Tensor], a: Tensor, t: slice) -> Tensor:
-    """sum_i a_i v_i of a chunk of tokens."""
-    h = sources[0][t].to(a.dtype) * a[0].unsqueeze(-1)
-    for x, weight in zip(sources[1:], a[1:]):
-        h.addcmul_(x[t].to(a.dtype), weight.unsqueeze(-1))
-    return h
-
-
-def _unscaled(o: Options, rows: Sequence[Tensor], dots: Tensor, lse: Tensor, rho: Tensor) -> Tensor:
-    """rho h (N, d), summed again."""
-    out = torch.empty_like(rows[0])
-    for t in token_chunks(*out.shape, out):
-        r = torch.stack([factor(x[t], o.eps or 0.0, dots.dtype) for x in rows]) * o.scale
-        out[t] = _mixed(rows, (dots[:, t] * r - lse[t]).exp(), t) * rho[t].unsqueeze(-1)
-    return out
-
-
-def factor(x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """1 / sqrt(mean(x^2) + eps) of rows (N, d): (N,)."""
-    return (torch.linalg.vector_norm(x, dim=-1, dtype=dtype).square() / x.shape[-1] + eps).rsqrt()
-
-
-def _back(
-    _: ctypes.CDLL | None, eps: float, gain: Tensor, inverse: Tensor, y: Tensor, rho: Tensor, dy: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """From the gradient of y = gain rho h: g = dL/dh (N, d), <g, h> (N) and the gain's gradient (d)."""
-    g, mean, dgain = torch.empty_like(dy), torch.empty_like(rho), torch.zeros_like(gain)
-    for t in token_chunks(*dy.shape, dy):
-        x, dx, r = y[t] * inverse, dy[t].to(gain.dtype), rho[t].unsqueeze(-1)
-        dgain += (dx * x).sum(0)
-        dx = dx * gain
-        along = (dx * x).sum(-1, keepdim=True)
-        g[t] = r * (dx - x * along / dy.shape[1])
-        mean[t] = (along * r.square() * eps).squeeze(-1)  # <dx, x> (1 - |x|^2 / d)
-    return g, mean, dgain
-
-
 def gather(known: Known, x: Tensor, every: list[tuple[Any, int]]) -> list[Tensor]:
     """Parts of the gradient of one source x (N, d); adds to those of the queries."""
     left = [(read, i) for read, i in every if isinstance(read, Later)]
-    library, sums = choice.kernel("known_read", (x,)) if left else None, []
+    library, sums = choice.kernel("known_pull", (x,)) if left else None, []
     for group in dict.fromkeys((read.options.eps, read.options.scale) for read, _ in left):
         reads = [(read, i) for read, i in left if (read.options.eps, read.options.scale) == group]
-        total, c = gathered(x, reads) if library is None else native.gathered(library, x.contiguous(), reads)
+        run = known_sums.gathered if library is None else partial(native.gathered, library)
+        total, c = run(x.contiguous(), reads)
         known.add([read.row for read, _ in reads], c @ x.to(c.dtype))
         sums.append(total)
     return sums
-
-
-def gathered(x: Tensor, left: list[tuple[Later, int]]) -> tuple[Tensor, Tensor]:
-    """sum_s a_s g_s + c_s w_s - x (r^2 / d) sum_s c_s <w_s, x> of a source x (N, d) in its dtype, and c (S, N)."""
-    o, dtype = left[0][0].options, left[0][0].dots.dtype
-    out, c = torch.empty_like(x, memory_format=torch.contiguous_format), left[0][0].dots.new_empty(len(left), len(x))
-    queries = torch.stack([read.query for read, _ in left])
-    for t in token_chunks(len(x), x.shape[-1], x):
-        v, r = x[t].to(dtype), factor(x[t], o.eps or 0.0, dtype)
-        dots = torch.stack([read.dots[i, t] for read, i in left])
-        a = (dots * (r * o.scale) - torch.stack([read.lse[t] for read, _ in left])).exp()
-        along = torch.stack([(read.g[t].to(dtype) * v).sum(-1) - read.mean[t] for read, _ in left])
-        c[:, t] = a * along * (r * o.scale)
-        total = v * ((c[:, t] * dots).sum(0) * r.square() / -x.shape[-1]).unsqueeze(-1)
-        total.addmm_(c[:, t].mT, queries)
-        for (read, _), weight in zip(left, a):
-            total.addcmul_(read.g[t].to(dtype), weight.unsqueeze(-1))
-        out[t] = total
-    return out, c

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from . import choice, known_read, rebuilt
 from .first_order import first_order
-from .known_read import Known, Later, Seen
+from .known_read import Known
+from .known_sums import Later, Seen
 from .native import depth_pull
 from .precision import compute_dtype, full_precision, token_chunks
 
@@ -99,7 +100,8 @@ def known(
 ) -> tuple[int, Pull, list[Seen], Tensor] | None:
     """For a read by a query that the loop knows: the query's row, the sources, and the newest one's handle."""
     loop = rebuilt.current()
-    row = None if loop is None or not loop.queries else known_of(loop).row(query, key_gain)
+    usable = loop is not None and loop.queries and not isinstance(sources, Tensor) and sources
+    row = None if loop is None or not usable else known_of(loop).row(query, key_gain)
     if loop is None or row is None or not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
         return None
     found = [loop.sources[id(x)] for x in sources]

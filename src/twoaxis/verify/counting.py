@@ -66,6 +66,7 @@ FAST = [  # whose backward passes run products of their own
         ("gated_mix", "_GatedMix"),
         ("depth_read", "_DepthRead"),
         ("pulled", "_Gather"),
+        ("known_read", "_KnownRead"),
         ("delta_rewrite", "_Rewrite"),
     )
 ]

@@ -12,7 +12,8 @@ from torch import Tensor
 from .call import address, checked, threads
 
 if TYPE_CHECKING:
-    from ..known_read import Later, Options, Seen
+    from ..known_sums import Later, Seen
+    from ..token_read import Options
 
 _FLOAT = torch.float32
 
@@ -35,7 +36,7 @@ class _Back(ctypes.Structure):
 
 
 class _Pull(ctypes.Structure):
-    """`Pull` of known_read.cpp, field by field."""
+    """`Pull` of known_pull.cpp, field by field."""
 
     _fields_ = _fields("g query dots lse mean x c out", "S N d threads", "scale eps")
 
@@ -81,7 +82,7 @@ def back(
 
 
 def gathered(lib: ctypes.CDLL, x: Tensor, left: list[tuple[Later, int]]) -> tuple[Tensor, Tensor]:
-    """As `ops.known_read.gathered`, for a float32 or bfloat16 source x (N, d), of reads with the same options."""
+    """As `ops.known_sums.gathered`, for a float32 or bfloat16 source x (N, d), of reads with the same options."""
     (N, d), S, dtype = x.shape, len(left), x.dtype
     out, c, o = torch.empty(N, d, dtype=dtype), torch.empty(S, N), left[0][0].options
     if not out.numel():
@@ -97,7 +98,11 @@ def gathered(lib: ctypes.CDLL, x: Tensor, left: list[tuple[Later, int]]) -> tupl
     call = _Pull(S=S, N=N, d=d, threads=_threads(N), scale=o.scale, eps=o.eps)
     for name, pointers in tables.items():
         setattr(call, name, ctypes.addressof(pointers))
-    call.x, call.c, call.out = address(x, dtype, (N, d)), address(c, _FLOAT, (S, N)), address(out, dtype, (N, d))
+    call.x, call.c, call.out = (
+        address(x, dtype, (N, d)),
+        address(c, _FLOAT, (S, N)),
+        address(out, dtype, (N, d)),
+    )
     checked(lib.known_pull(ctypes.byref(call), int(dtype == torch.bfloat16)))
     return out, c
 
