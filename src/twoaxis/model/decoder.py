@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from twoaxis.model.saving import Saving
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rebuilt
 from twoaxis.ops.choice import settled
+from twoaxis.ops.known_read import queries_of
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
 
 
@@ -130,7 +132,7 @@ class Decoder(nn.Module):
         """From embeddings (B, T, d) to what `to_the_end` gives."""
         plain = self.saving.saved == "all" and not self.recomputes
         whole = ctx.cache is None and self.rebuilding and (plain or not self.training)
-        loop = rebuilt.loop(whole, self._known_queries)
+        loop = rebuilt.loop(whole, partial(queries_of, self))
         with loop, ahead.loop(self._norms(ctx)), self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:
@@ -152,12 +154,6 @@ class Decoder(nn.Module):
             return []
         connections = [c for block in self.blocks for c in block.connections]  # type: ignore[union-attr]
         return [*(c.opening for c in connections), self.stream.norm]
-
-    def _known_queries(self) -> list[Any]:
-        """What reads over depth ask for in every pass: see `ops/known_read.py`."""
-        asked = (getattr(module, "known_query", None) for module in self.modules())
-        found = (known() for known in asked if callable(known))
-        return [query for query in found if query is not None]
 
     def loss(
         self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None, chunked: bool = False

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import choice, known_sums
 from .first_order import first_order
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 Query = tuple[Tensor, Tensor | None]  # a query (d,) and its key gain
 SMALLEST = 1e-18  # of a gain that is divided by
+
+
+def queries_of(model: nn.Module) -> list[Query]:
+    """What the modules of a model name by `known_query`: what their reads ask for in every pass."""
+    asked = (getattr(module, "known_query", None) for module in model.modules())
+    return [query for known in asked if callable(known) and (query := known()) is not None]
 
 
 class Known:
