@@ -20,6 +20,12 @@ from twoaxis.verify.times import Timing
 VECTORS = Path(__file__).parents[1] / "golden"
 
 
+BOTH = [
+    "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "mix", "depthwise_causal_conv",
+    "rms_norm", "add_rms_norm", "swiglu", "rotate",
+]  # fmt: skip
+
+
 def twoaxis(capsys, *argv):
     """Exit code, standard output, standard error."""
     code = main(["verify", *map(str, argv)])
@@ -189,20 +195,7 @@ def test_backends_table_and_json_agree(capsys):
     )
     assert f"attention in bfloat16 is computed by {said['attention']}" == lines[-len(said["used"]) - 3]
     assert {(row["operator"], row["backend"]) for row in said["rows"]} == {
-        ("depth_read", "plain"),
-        ("depth_read", "native"),
-        ("delta_rewrite", "plain"),
-        ("delta_rewrite", "native"),
-        *(
-            (f"stream_{name}", backend)
-            for name in ("read", "scores", "write")
-            for backend in ("plain", "native")
-        ),
-        *(
-            (name, backend)
-            for name in ("mix", "depthwise_causal_conv", "add_rms_norm", "swiglu")
-            for backend in ("plain", "native")
-        ),
+        *((name, backend) for name in BOTH for backend in ("plain", "native")),
         ("local_attention", "blocked"),
         ("local_attention", "sdpa"),
         ("local_attention", "native"),
