@@ -78,8 +78,8 @@ def main() -> None:
     if any(os.environ.get(k) != v for k, v in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
     torch.manual_seed(0)
+    command = " ".join(["python", "benchmarks/operators.py", *sys.argv[1:]])
     report = {
-        "command": " ".join(["python", "benchmarks/operators.py", *sys.argv[1:]]),
         "processor": processor(), "torch": torch.__version__, "kernels": torch.backends.cpu.get_cpu_capability(),
         "allocator": "glibc keeps memory: MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ raised, for all",
         "dtype": args.dtype, "ratios are": "median, min, max", "cases": {},
@@ -88,7 +88,7 @@ def main() -> None:
         before = json.loads(args.json.read_text())
         report["cases"] = before["cases"] if before["dtype"] == args.dtype else {}
     for name, runs in cases(args.only, args.tokens, getattr(torch, args.dtype)):
-        case: dict[str, object] = {"rounds": args.rounds, "load": os.getloadavg()[0]}
+        case: dict[str, object] = {"command": command, "rounds": args.rounds, "load": os.getloadavg()[0]}
         for threads in args.threads:
             label, clock = CLOCKS[threads]
             torch.set_num_threads(threads)
