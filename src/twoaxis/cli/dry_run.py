@@ -77,7 +77,8 @@ def described(
         "fits": {name: None if room is None else found.peak(way) <= room for name, way in ways.items()},
         "ranks": [
             dataclasses.asdict(rank)
-            | {"bytes": {name: rank.nbytes(found.mesh.dp if way else 1) for name, way in ways.items()}}
+            | {"shared": rank.shared._asdict()}
+            | {"bytes": {name: rank.nbytes(way) for name, way in ways.items()}}
             for rank in found.ranks
         ],
     }

@@ -97,13 +97,13 @@ def stage_pass(t: Tape, blocks: range, first: bool = True, last: bool = True) ->
 
 def sliced(t: Tape, kinds: frozenset[str]) -> frozenset[Array]:
     """The arrays inside cores of these kinds, of which each slice of tensors has its part: all but what enters
-    a core and what it puts out."""
+    a core and what it puts out, and all but angles and masks, which every slice has."""
     readers: dict[Array, set[str]] = defaultdict(set)
     for kernel in t.kernels:
         for x in kernel.inputs:
             readers[x.root].add(kernel.part)
     made = {x.root: k.part for k in t.kernels if k.part in kinds for x in (*k.outputs, *k.held)}
-    return frozenset(x for x, part in made.items() if readers[x] <= {part})
+    return frozenset(x for x, part in made.items() if readers[x] <= {part} and not x.constant)
 
 
 def _ends(t: Tape, blocks: range, first: bool, last: bool) -> tuple[int, int]:

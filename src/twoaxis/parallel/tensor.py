@@ -38,26 +38,37 @@ def cut(model: Decoder, mesh: Mesh) -> tuple[dict[str, Placement], frozenset[str
     gradients have to be summed, for each process uses them for its heads only. Raises InputError where heads or
     widths do not divide.
     """
-    n = mesh.sizes["tensor"]
+    styles = divided(model, mesh.sizes["tensor"])
+    parallelize_module(model, mesh.devices["tensor"], dict(styles))
+    left = [
+        name
+        for name, module in _present(model)
+        if isinstance(module, MLP | SoftmaxAttention) and _whole(name, styles)
+    ]
+    if left and mesh.rank == 0:
+        log.warning("tensor_parallel: %d cores stay whole on each process, such as %s", len(left), left[0])
+    placed = {f"{name}.{p}": at for name, style in styles.items() for p, at in style.placements.items()}
+    partial = {f"{name}.{p}" for name, style in styles.items() for p in style.partial}
+    return placed, frozenset(partial)
+
+
+def divided(model: Decoder, n: int) -> dict[str, Cut]:
+    """The cores of `model` that n processes divide, by name, and how; nothing is divided yet."""
     styles: dict[str, Cut] = {}
     used = whole_calls(model)
-    here = {
-        n: m for n, m in model.named_modules() if next(m.parameters(), None) is not None
-    }  # not another stage's
-    for name, module in here.items():
+    for name, module in _present(model):
         if name not in used or not _whole(name, styles):
             continue
         if isinstance(module, MLP) and not module.mixers:
             styles[name] = CutMLP(name, n)
         elif isinstance(module, SoftmaxAttention) and divisible(module):
             styles[name] = CutAttention(name, n)
-    parallelize_module(model, mesh.devices["tensor"], dict(styles))
-    left = [n for n, m in here.items() if isinstance(m, MLP | SoftmaxAttention) and _whole(n, styles)]
-    if left and mesh.rank == 0:
-        log.warning("tensor_parallel: %d cores stay whole on each process, such as %s", len(left), left[0])
-    placed = {f"{name}.{p}": at for name, style in styles.items() for p, at in style.placements.items()}
-    partial = {f"{name}.{p}" for name, style in styles.items() for p in style.partial}
-    return placed, frozenset(partial)
+    return styles
+
+
+def _present(model: Decoder) -> list[tuple[str, nn.Module]]:
+    """The modules that have parameters: not another stage's."""
+    return [(n, m) for n, m in model.named_modules() if next(m.parameters(), None) is not None]
 
 
 def divisible(core: SoftmaxAttention) -> bool:

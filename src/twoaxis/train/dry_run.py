@@ -33,7 +33,7 @@ class DryRun:
 
     def peak(self, sharded: bool) -> int:
         """Bytes of the process that needs most."""
-        return max(rank.nbytes(self.mesh.dp if sharded else 1) for rank in self.ranks)
+        return max(rank.nbytes(sharded) for rank in self.ranks)
 
 
 def dry_run(cfg: TrainConfig, mesh: Mesh | None = None, machine: Hardware | None = None) -> DryRun:
