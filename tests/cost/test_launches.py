@@ -84,6 +84,7 @@ def test_calls_that_no_kernel_covers_stay_plain():
             "norm",
             "swiglu",
             "rotate",
+            "token_loss",
         }
     short = _tape(Case("additive").config(), "native", 64)
     assert not any(k.name == "native attention" for k in short.kernels)

@@ -8,6 +8,7 @@ from twoaxis.depth.history_spec import parse_history
 from twoaxis.depth.trace import Core, Trace, run
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
+from twoaxis.ops.traced import native_source
 from twoaxis.sequence.mixer import Place
 from twoaxis.tape import Array, Backend, Tape
 from twoaxis.types import DTYPES
@@ -62,10 +63,23 @@ def _core(core: Any, at: Place, t: Tape) -> Core:
 
 
 def _loss(t: Tape, logits: Array) -> None:
-    """Cross-entropy keeps log-probabilities, targets, their total weight; its mean how many there are."""
-    wide = t.cast(logits, max(4, logits.itemsize))
-    probabilities, targets = t.like(wide), t.array(1, 8, constant=True)
-    t.run("log_softmax", (wide,), probabilities, keep=(probabilities,))
-    total, count = t.table(1, wide.itemsize), t.table(1, 8, constant=True)
-    t.run("nll_loss", (probabilities, targets), t.table(1), total, keep=(probabilities, targets, total))
+    """Cross-entropy keeps log-probabilities, targets, their total weight; its mean how many there are. Our kernel keeps
+    the logits and two numbers of each token."""
+    targets, count = t.array(1, 8, constant=True), t.table(1, 8, constant=True)
+    if t.backend == "native" and native_source(logits, logits):
+        scale = t.array(2, 4)
+        t.run(
+            "token_loss",
+            (logits, targets),
+            t.table(1),
+            scale,
+            keep=(logits, targets, scale),
+            native=True,
+            launches=2,
+        )
+    else:
+        wide = t.cast(logits, max(4, logits.itemsize))
+        probabilities, total = t.like(wide), t.table(1, wide.itemsize)
+        t.run("log_softmax", (wide,), probabilities, keep=(probabilities,))
+        t.run("nll_loss", (probabilities, targets), t.table(1), total, keep=(probabilities, targets, total))
     t.run("mean", (targets,), t.table(1), count, keep=(count,), launches=4)

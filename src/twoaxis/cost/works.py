@@ -115,7 +115,7 @@ def _exponentials(kernel: Kernel) -> float:
         return kernel.flops / (4 * y.numbers / lse.numbers)
     return (
         float(kernel.inputs[0].numbers)
-        if kernel.name in ("softmax", "log_softmax") and kernel.inputs
+        if kernel.name in ("softmax", "log_softmax", "token_loss") and kernel.inputs
         else 0.0
     )
 

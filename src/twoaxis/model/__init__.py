@@ -7,12 +7,13 @@ from twoaxis.model.decoder import Decoder
 from twoaxis.model.files import load, load_weights, read_safetensors, save, weights_path, write_atomically
 from twoaxis.model.freeze import axis_shares, freeze_axes
 from twoaxis.model.generate import generate, generate_stream, generate_text
-from twoaxis.model.loss import chunked_token_loss, token_loss
+from twoaxis.model.loss import chunked_token_loss
 from twoaxis.model.modes import evaluating
 from twoaxis.model.presets import presets
 from twoaxis.model.sampling import choose, penalised
 from twoaxis.model.text import TextStream
 from twoaxis.model.windows import depth_windows, expected_depth
+from twoaxis.ops import token_loss
 
 __all__ = [
     "Block",

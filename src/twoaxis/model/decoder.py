@@ -19,10 +19,10 @@ from twoaxis.linear import Linear
 from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
-from twoaxis.model.loss import chunked_token_loss, token_loss
+from twoaxis.model.loss import chunked_token_loss
 from twoaxis.model.saving import Saving
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import rebuilt
+from twoaxis.ops import rebuilt, token_loss
 from twoaxis.ops.choice import settled
 from twoaxis.ops.known_read import queries_of
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule

@@ -1,4 +1,4 @@
-"""The language model's loss: of logits, or of what the head reads, chunk by chunk."""
+"""The language model's loss of what the head reads, chunk by chunk; of logits it is `ops.token_loss`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from torch import Tensor
 
 from twoaxis.errors import InputError
 from twoaxis.ops.precision import full_precision
-
-
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed cross-entropy in nats over targets that are not -100, in at least float32."""
-    if logits.numel() == 0:
-        return logits.sum(dtype=torch.promote_types(logits.dtype, torch.float32))
-    flat = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(flat, targets.flatten(), ignore_index=-100, reduction="sum")
 
 
 def chunked_token_loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_
 from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
 from .swiglu import swiglu
+from .token_loss import token_loss
 from .window import check_window, visible, visible_pairs
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "stream_scores",
     "stream_write",
     "swiglu",
+    "token_loss",
     "token_mix",
     "visible",
     "visible_pairs",

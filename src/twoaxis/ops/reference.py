@@ -59,6 +59,13 @@ def swiglu(x: Tensor) -> Tensor:
         return (gate * gate.sigmoid() * up).to(x.dtype)
 
 
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """sum_i log sum_v e^(z_iv) - z_i,t(i) over targets that are not -100."""
+    z, t = logits.to(compute_dtype(logits)), targets.clamp(min=0).unsqueeze(-1)
+    losses = z.logsumexp(-1) - z.gather(-1, t).squeeze(-1)
+    return losses.masked_fill(targets == -100, 0.0).sum()
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(x_i + j x_{i+R}) e^(j angle) for i < R, of x (B, T, H, D) and angles (..., T, 1, R); the rest as it is."""
     with full_precision(x):

@@ -139,17 +139,20 @@ def _plain_path() -> Iterator[BackendRow]:
     """What every model is made of, whatever its depth method."""
     generator = torch.Generator().manual_seed(0)
     angles = torch.arange(43 * 15).view(43, 1, 15) / 7
+    targets = torch.randint(33, (3, 43), generator=generator)
     turn = angles.cos(), angles.sin()  # of 30 of 33 features
     shapes: dict[str, list[tuple[int, ...]]] = {
         "rms_norm": [(3, 43, 33), (33,)],
         "add_rms_norm": [(3, 43, 33), (3, 43, 33), (33,)],
         "swiglu": [(3, 43, 66)],
         "rotate": [(3, 43, 2, 33)],
+        "token_loss": [(3, 43, 33)],
     }
     calls: dict[str, Callable[..., Tensor]] = {
         "rms_norm": lambda f, x, gain: f(x, gain, 1e-6),
         "add_rms_norm": lambda f, x, y, gain: torch.cat(f(x, y, gain, 1e-6), -1),
         "swiglu": lambda f, x: f(x),
+        "token_loss": lambda f, x: f(x, targets) / targets.numel(),
         "rotate": lambda f, x: f(
             x, *(g.to(x.dtype if x.dtype == torch.float64 else torch.float32) for g in turn)
         ),
