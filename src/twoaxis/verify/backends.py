@@ -17,6 +17,7 @@ from twoaxis.ops.native import delta_rewrite as native_rewrite
 from twoaxis.ops.native import depth_read as native_read
 from twoaxis.ops.native import local_attention as native_attention
 from twoaxis.ops.token_read import Options
+from twoaxis.verify.operators import operators
 from twoaxis.verify.steps import steps
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -56,7 +57,7 @@ class Use:
 
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    return [*_reads(), *_rewrites(), *_streams(), *_sums(), *_plain_path(), *_attentions(), *_steps()]
+    return [*_reads(), *_rewrites(), *_streams(), *_sums(), *_attentions(), *_steps()]
 
 
 def attention_by() -> str:
@@ -118,51 +119,9 @@ def _streams() -> Iterator[BackendRow]:
 
 
 def _sums() -> Iterator[BackendRow]:
-    generator = torch.Generator().manual_seed(0)
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "mix": [(7,), *[(3, 43, 33)] * 7],
-        "depthwise_causal_conv": [(3, 43, 33), (33, 4), (3, 3, 33)],
-    }
-    calls: dict[str, Callable[..., Tensor]] = {
-        "mix": lambda f, w, *sources: f(sources, w),
-        "depthwise_causal_conv": lambda f, x, w, past: f(x, w, history=past),
-    }
-    kernels = {"mix": "mix", "depthwise_causal_conv": "causal_conv"}
-    for name, call in calls.items():
-        inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
-        yield from _plain_and_native(
-            name, getattr(ops, name), getattr(reference, name), inputs, call, kernels[name]
-        )
-
-
-def _plain_path() -> Iterator[BackendRow]:
-    """What every model is made of, whatever its depth method."""
-    generator = torch.Generator().manual_seed(0)
-    angles = torch.arange(43 * 15).view(43, 1, 15) / 7
-    targets = torch.randint(33, (3, 43), generator=generator)
-    turn = angles.cos(), angles.sin()  # of 30 of 33 features
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "rms_norm": [(3, 43, 33), (33,)],
-        "add_rms_norm": [(3, 43, 33), (3, 43, 33), (33,)],
-        "swiglu": [(3, 43, 66)],
-        "rotate": [(3, 43, 2, 33)],
-        "token_loss": [(3, 43, 33)],
-    }
-    calls: dict[str, Callable[..., Tensor]] = {
-        "rms_norm": lambda f, x, gain: f(x, gain, 1e-6),
-        "add_rms_norm": lambda f, x, y, gain: torch.cat(f(x, y, gain, 1e-6), -1),
-        "swiglu": lambda f, x: f(x),
-        "token_loss": lambda f, x: f(x, targets) / targets.numel(),
-        "rotate": lambda f, x: f(
-            x, *(g.to(x.dtype if x.dtype == torch.float64 else torch.float32) for g in turn)
-        ),
-    }
-    kernels = {"rms_norm": "rms_norm", "add_rms_norm": "rms_norm"}
-    for name, call in calls.items():
-        inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
-        yield from _plain_and_native(
-            name, getattr(ops, name), getattr(reference, name), inputs, call, kernels.get(name, name)
-        )
+    for one in operators():
+        fast, plain = getattr(ops, one.name), getattr(reference, one.name)
+        yield from _plain_and_native(one.name, fast, plain, one.inputs, one.call, one.kernel, one.roundings)
 
 
 def _plain_and_native(
@@ -172,14 +131,16 @@ def _plain_and_native(
     exact_inputs: Sequence[Tensor],
     call: Callable[..., Tensor],
     kernel: str = "",
+    roundings: int = 1,
 ) -> Iterator[BackendRow]:
+    """Rows of an operator; roundings: to bfloat16, in a row, that torch's own operations make."""
     asked = ("compiled",) if choice.requested() == "compiled" else ()  # compiling takes its time
     for backend in ("plain", "native", *asked):
         for name, dtype in TYPES.items():
             if (backend, name) == ("native", "float64"):
                 continue
             inputs = [x.to(dtype) for x in exact_inputs]
-            bound = BOUNDS.get(name, 1e-5 + 2.0**-8)
+            bound = BOUNDS.get(name, 1e-5 + (roundings if backend == "plain" else 1) * 2.0**-8)
             with choice.requesting(backend):
                 missing = _missing(kernel or operator) if backend == "native" else ""
                 error = None if missing else _error(fast, plain, inputs, call)
