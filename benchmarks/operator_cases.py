@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis import Context
 from twoaxis.depth import build
-from twoaxis.ops import choice, depth_read, depthwise_causal_conv, local_attention, mix, pulled
-from twoaxis.ops.native import depth_pull
+from twoaxis.ops import choice, depth_read, depthwise_causal_conv, known_sums, local_attention, mix, pulled
+from twoaxis.ops.native import depth_pull, known_read
+from twoaxis.ops.token_read import Options
 
 Run = Callable[[], object]
 Case = tuple[str, dict[str, Run]]  # what is computed, and by whom; the first one is ours
@@ -95,6 +97,25 @@ def pull(n: int, x: Tensor) -> Iterator[Case]:
         runs = {"native": lambda: depth_pull.gathered(library, x, left), **runs}
     limit = copying(n + 2 * x.element_size() / 4, torch.empty(x.shape))
     yield f"a source's gradient from {n} reads, (4, 512, 512)", runs | limit
+
+
+def known(dtype: torch.dtype) -> Iterator[Case]:
+    """Reads by known queries, and the gradient of one source with those of logits, as in the decoder's loop."""
+    o, d = Options(1e-6, 1.0, "softmax", 1, 1e-6, False), 512
+    library, puller = choice.library("known_read"), choice.library("known_pull")
+    for n in (13, 25):
+        w, gain, xs = torch.randn(d), torch.rand(d) + 0.5, [torch.randn(2048, d).to(dtype) for _ in range(n)]
+        seen = [known_sums.Seen.of(x, 1e-6) for x in xs]
+        _, dots, lse, _ = known_sums.read(o, w, gain, seen)
+        mean = torch.randn(2048)
+        left = [(known_sums.Later(o, 0, w, x, dots, lse, mean), i) for i, x in enumerate(xs)]
+        reads: dict[str, Run] = {"plain": partial(known_sums.read, o, w, gain, seen)}
+        pulls: dict[str, Run] = {"plain": partial(known_sums.gathered, xs[0], left)}
+        if library is not None and puller is not None:
+            reads = {"native": partial(known_read.read, library, o, w, gain, seen), **reads}
+            pulls = {"native": partial(known_read.gathered, puller, xs[0], left), **pulls}
+        yield f"a read by a known query, {n} sources of (4, 512, 512), forward", reads | copying(n + 1, xs[0])
+        yield f"a source's gradient from {n} such reads", pulls | copying(n + 2, xs[0])
 
 
 def streams(dtype: torch.dtype) -> Iterator[Case]:
@@ -195,6 +216,9 @@ def cases(only: list[str], tokens: list[int], dtype: torch.dtype) -> Iterator[Ca
     """The cases of the kinds in `only`."""
     if "depth" in only:
         yield from depth(dtype)
+        yield from known(dtype)
+    elif "known" in only:
+        yield from known(dtype)
     if "streams" in only:
         yield from streams(dtype)
     if "sums" in only:
