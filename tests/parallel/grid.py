@@ -63,7 +63,7 @@ def descended(
     rules = model.param_rules()
     team = Team(cfg, model, device)
     master = Master(model, cfg.precision)
-    optimizer = Optimizer(master.named, rules, cfg)
+    optimizer = Optimizer(master.named, rules, cfg, team.shares)
     told = []
     for step in range(steps):
         master.zero_grad()

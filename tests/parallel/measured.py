@@ -65,7 +65,7 @@ def step(depth: str, options: dict[str, Any], more: dict[str, Any]) -> tuple[dic
     team = Team(cfg, model, torch.device("cpu"))
     gathered = Gathered(model) if cfg.sharding == "fsdp" else None
     master = Master(model, cfg.precision)
-    optimizer = Optimizer(master.named, rules, cfg)
+    optimizer = Optimizer(master.named, rules, cfg, team.shares)
     tokens, targets = torch.randint(VOCAB, (2, ROWS, LENGTH))
     loss, saved = saved_by(model, tokens, targets, ROWS * LENGTH)
     loss.backward()

@@ -133,14 +133,31 @@ def test_bfloat16_with_float32_masters(world, options):
     equal(world, 2, "attnres", options | {"precision": "bf16_master"}, dtype="float32", steps=1, close=close)
 
 
+MUON = {"optimizer": "muon"}
+
+
+# matrices are orthogonalised whole, of rows that shares divide unevenly and of heads
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, FSDP),
+        (2, {"tensor_parallel": 2}),
+        full(4, FSDP | {"tensor_parallel": 2}),
+        full(4, FSDP | {"pipeline": 2}),
+    ],
+    ids=str,
+)
+def test_muon_over_shares(world, size, options):
+    equal(world, size, "attnres", options | MUON, fields={"d_model": 12, "n_heads": 2})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (FSDP | {"optimizer": "muon"}, "Muon needs whole matrices"),
         (FSDP | {"compile": True}, "not supported together"),
         (DDP | {"pipeline": 2}, "start as many, or give sizes"),
     ],
-    ids=["muon", "compile", "grid"],
+    ids=["compile", "grid"],
 )
 def test_what_does_not_fit_is_refused_on_every_process(world, options, said):
     for answer in world(2).run("grid.refused", "additive", options):

@@ -9,27 +9,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.errors import InputError
 from twoaxis.train.config import TrainConfig
+from twoaxis.train.muon import SharedMuon, Shares
 from twoaxis.types import ParamRule
 
 CORE = re.compile(r"blocks\.\d+\.cores\.")
 FACTS: dict[type, set[str]] = {  # what torch keeps for a parameter
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.Muon: {"momentum_buffer"},
+    SharedMuon: {"momentum_buffer"},
 }
 TINY = 1e-6  # what torch adds to a norm
 WRONG = "which does not fit; resume with the model and optimizer that the run was started with"
 
 
 class Optimizer:
-    """AdamW, and Muon beside it if asked for, over named parameters."""
+    """AdamW, and Muon beside it if asked for, over named parameters. shares: where these are parts of others."""
 
-    def __init__(self, named: dict[str, nn.Parameter], rules: dict[str, ParamRule], cfg: TrainConfig) -> None:
+    def __init__(
+        self,
+        named: dict[str, nn.Parameter],
+        rules: dict[str, ParamRule],
+        cfg: TrainConfig,
+        shares: Shares | None = None,
+    ) -> None:
         self.named = named
         groups: dict[tuple[str, bool, float], list[str]] = {}
         for name, parameter in named.items():
@@ -52,7 +61,13 @@ class Optimizer:
                     torch.optim.AdamW(mine, lr=cfg.lr, betas=(beta1, beta2), eps=cfg.eps, fused=True)
                 )
             elif mine:
-                self.parts.append(torch.optim.Muon(mine, lr=cfg.lr, adjust_lr_fn="match_rms_adamw"))
+                given: dict[str, Any] = {"lr": cfg.lr, "adjust_lr_fn": "match_rms_adamw"}
+                names = {p: n for n, p in named.items()}
+                self.parts.append(
+                    torch.optim.Muon(mine, **given)
+                    if shares is None
+                    else SharedMuon(mine, names, shares, **given)
+                )
 
     def step(self, lr: float) -> None:
         """Update every parameter that has a gradient, with learning rate lr times its group's scale."""

@@ -60,7 +60,7 @@ class Session:
             tokens, cfg.seq_len, cfg.batch_size, cfg.seed, rank=rank, world_size=of, packing=cfg.packing
         )
         self.master = Master(self.model, cfg.precision)
-        self.optimizer = Optimizer(self.master.named, rules, cfg)
+        self.optimizer = Optimizer(self.master.named, rules, cfg, self.team.shares)
         reseed(cfg.seed, 0, rank)
         if checkpoint:
             take_up(self, checkpoint)

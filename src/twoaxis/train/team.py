@@ -13,8 +13,8 @@ from twoaxis.data import Batch
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder
 from twoaxis.model.files import plain_name
-from twoaxis.parallel.mesh import Mesh, clip_to
-from twoaxis.parallel.placement import Placement
+from twoaxis.parallel.mesh import Axis, Mesh, clip_to
+from twoaxis.parallel.placement import Placement, put
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.filling import Filling
 from twoaxis.train.gathering import gathered
@@ -160,6 +160,28 @@ class Team:
             return {name: part.tensor for name, part in parts.items()}
         return gathered({n: (p.tensor, p.place) for n, p in parts.items() if p.mine}, self.mesh)
 
+    @property
+    def shares(self) -> Team | None:
+        """This, if some parameters are in parts; as the optimiser needs it."""
+        return self if self.shared_out or self.cut else None
+
+    def whole(self, name: str, share: Tensor) -> Tensor:
+        """The tensor that the shares of all processes make, on each of those that have one."""
+        assert self.mesh is not None
+        place = self.placements[name]
+        whole = torch.zeros(place.shape, dtype=share.dtype, device=share.device)
+        for offsets, piece in place.pieces(share):
+            put(whole, offsets, piece)
+        divided: dict[Axis, frozenset[str]] = {"data": self.shared_out, "tensor": self.cut}
+        for axis, names in divided.items():
+            if name in names:
+                self.mesh.sum(whole, axis)
+        return whole
+
+    def share(self, name: str, whole: Tensor) -> Tensor:
+        """This process's share of a whole tensor."""
+        return self.placements[name].of(whole)
+
     def summed(self, values: list[float]) -> list[float]:
         """Numbers summed over the processes with rows of their own."""
         if self.mesh is None or self.cfg.data_parallel == 1:
@@ -196,7 +218,5 @@ def _refuse(cfg: TrainConfig) -> None:
         )
         if given
     ]
-    if divided and cfg.optimizer == "muon":
-        raise InputError(f"optimizer='muon' with {divided[0]}: Muon needs whole matrices; use adamw")
     if divided and cfg.compile:
         raise InputError(f"compile with {divided[0]}: not supported together; leave one out")
