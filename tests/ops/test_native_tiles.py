@@ -50,7 +50,7 @@ def both(found, exact):
 def no_worse(name, T, D, window, **shape):
     """Outputs and gradients have bfloat16's error; on average that of torch's own kernel, where it has the option."""
     found = compare(name, T, D, window, dtype=HALF, measure=both, **shape)
-    assert max(most for most, _ in found) < 0.01
+    assert max(most for most, _ in found) < 0.02  # torch's reaches 0.011
     if name in ("plain", "scale"):
         torchs = compare(name, T, D, window, "sdpa", HALF, both, **shape)
         for (_, ours), (_, theirs) in zip(found, torchs, strict=True):
