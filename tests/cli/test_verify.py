@@ -22,7 +22,7 @@ VECTORS = Path(__file__).parents[1] / "golden"
 
 BOTH = [
     "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "mix", "depthwise_causal_conv",
-    "rms_norm", "add_rms_norm", "swiglu", "rotate",
+    "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss",
 ]  # fmt: skip
 
 
