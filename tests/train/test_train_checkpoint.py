@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,15 @@ def test_a_checkpoint_counts_only_with_its_marker_and_whole_files(tmp_path):
         "step-00000020: has no COMPLETE",
         ".step-00000025.99: was being written",
     ]
+
+
+@pytest.mark.parametrize("name", ["step-x", "step-²", "step-٣"])
+def test_a_folder_that_is_not_called_by_a_step_is_left_alone(name, tmp_path):
+    save_checkpoint(tmp_path, 1, {"config.json": b"{}"}, keep=1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
+    assert newest_checkpoint(tmp_path) == (tmp_path / "step-00000001", [f"{name}: is not called step-NUMBER"])
+    save_checkpoint(tmp_path, 2, {"config.json": b"{}"}, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["step-00000002", name])
 
 
 def test_a_checkpoint_whose_contents_changed_is_skipped(tmp_path):

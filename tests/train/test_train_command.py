@@ -41,6 +41,14 @@ def said(capsys):
     return output.out, output.err
 
 
+def test_a_run_saved_in_the_background_goes_on_in_files(text, tmp_path):
+    out = tmp_path / "run"
+    later = ["--checkpoint-format", "sharded", "--checkpoint-async"]
+    assert train(text, out, "--schedule", "constant", *later) == 0
+    assert run("train", "--out", out, "--resume", "--checkpoint-format", "file", "--steps", "5") == 0
+    assert (out / "checkpoints/step-00000005/model.safetensors").exists()
+
+
 def test_train_and_eval_and_resume(text, tmp_path, capsys):
     out = tmp_path / "run"
     assert (

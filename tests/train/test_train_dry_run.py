@@ -85,6 +85,11 @@ def test_gradients_wait_whole_for_the_last_micro_batch():
     assert four.nbytes(True) - one.nbytes(True) == four.pending == four.gradients
 
 
+def test_one_copy_has_no_shares():
+    for needs in dry_run(config(accumulation=4, pipeline=2)).ranks + dry_run(config(accumulation=4)).ranks:
+        assert needs.nbytes(True) == needs.nbytes(False)
+
+
 def test_it_fits_where_its_bytes_do(capsys):
     flags = [*FLAGS, "--mesh", "dp=4", "--json"]
     assert main(flags) == 0
@@ -145,6 +150,9 @@ def test_the_command_says_what_fits_where(capsys):
         (["--precision", "autocast"], "autocast"),
         (["--chunked-loss"], "no --chunked-loss"),
         (["--memory-gb", "-1"], "above 0"),
+        (["--mesh", "tp=2", "--compile"], "compile with tensor_parallel=2"),
+        (["--mesh", "pp=2", "--dropout", "0.1"], "dropout=0.1"),
+        (["--pipeline-plan", "--pipeline", "2"], "give one of them"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -155,8 +163,9 @@ def test_what_cannot_be_counted_is_refused_in_one_line(flags, said, capsys):
     assert error.count("\n") <= 2
 
 
-def test_a_mesh_without_a_dry_run_is_refused(capsys):
-    assert main(["train", "--mesh", "dp=2", "--out", "nowhere"]) == 2
+@pytest.mark.parametrize("flags", [["--out", "nowhere"], ["--pipeline-plan", "--pipeline", "2"]], ids="".join)
+def test_a_mesh_without_a_dry_run_is_refused(flags, capsys):
+    assert main(["train", "--mesh", "dp=2", *flags]) == 2
     assert "--mesh" in capsys.readouterr().err
 
 

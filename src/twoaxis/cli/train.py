@@ -147,11 +147,13 @@ def run(args: Any) -> int:
     """Train, or go on training, and say what came out."""
     if args.out is None and not (args.pipeline_plan or args.dry_run):
         raise InputError("train writes a run folder: give --out FOLDER")
+    if args.pipeline_plan and args.dry_run:
+        raise InputError("--pipeline-plan and --dry-run print two things: give one of them")
+    if not args.dry_run and (args.mesh or args.hardware or args.memory_gb is not None):
+        raise InputError("--mesh, --hardware and --memory-gb describe a dry run: add --dry-run")
     cfg = configuration(args)
     if args.pipeline_plan:
         return show_plan(cfg, args.json)
-    if not args.dry_run and (args.mesh or args.hardware or args.memory_gb is not None):
-        raise InputError("--mesh, --hardware and --memory-gb describe a dry run: add --dry-run")
     if args.dry_run:
         return show_dry_run(cfg, args.mesh, args.hardware, args.memory_gb, args.json)
     others = int(os.environ.get("RANK", "0")) > 0  # under torchrun the first process speaks
@@ -175,6 +177,7 @@ def configuration(args: Any) -> TrainConfig:
     run_folder = RunFolder(Path(args.out or ""))
     if args.resume and args.out and args.config is None and run_folder.config.exists():
         data = run_folder.read_config().to_dict()
+        data["checkpoint_async"] &= given.get("checkpoint_format") != "file"  # which are never written so
     else:
         data = read_yaml(args.config) if args.config else {}
         TrainConfig.from_dict(data, args.config or "")

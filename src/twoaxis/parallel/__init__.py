@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.parallel.plan import TRANSPORTS, Link, Plan, Stage, plan_pipeline
-from twoaxis.parallel.schedule import SCHEDULES, check_schedule
+from twoaxis.parallel.schedule import SCHEDULES, check_dropout, check_schedule
 
 if TYPE_CHECKING:
     from twoaxis.parallel.pipeline import Pipeline
@@ -18,6 +18,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Stage",
+    "check_dropout",
     "check_schedule",
     "plan_pipeline",
 ]

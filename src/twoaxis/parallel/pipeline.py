@@ -25,7 +25,7 @@ from twoaxis.parallel.cached import DepthCache
 from twoaxis.parallel.engine import StateStage
 from twoaxis.parallel.gradients import Gradients
 from twoaxis.parallel.plan import Plan
-from twoaxis.parallel.schedule import check_schedule
+from twoaxis.parallel.schedule import check_dropout, check_schedule
 from twoaxis.parallel.stage import StageModule, let_go
 from twoaxis.parallel.wire import Wire
 
@@ -151,11 +151,7 @@ class Pipeline:
             raise InputError(
                 f"the plan is for {plan.cfg.depth} with states in {plan.state_dtype}, another model"
             )
-        if self.model.cfg.dropout:
-            raise InputError(
-                f"dropout={self.model.cfg.dropout}: a pipeline draws other numbers than one process; "
-                "use dropout=0"
-            )
+        check_dropout(self.model.cfg)
         text = repr((plan.cfg, plan.stages, [link.sent for link in plan.links], self.micro_batches, schedule))
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
         both = torch.tensor([digest, -digest], device=self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twoaxis.errors import InputError
+from twoaxis.model import ModelConfig
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
@@ -23,4 +24,12 @@ def check_schedule(schedule: str, n_ranks: int, virtual: int, micro_batches: int
         raise InputError(
             f"interleaved over {n_ranks} ranks: {micro_batches} micro-batches are not cut into rounds; "
             f"give a multiple of {n_ranks}"
+        )
+
+
+def check_dropout(model: ModelConfig) -> None:
+    """Refuse a model that draws numbers while it runs."""
+    if model.dropout:
+        raise InputError(
+            f"dropout={model.dropout}: a pipeline draws other numbers than one process; use dropout=0"
         )

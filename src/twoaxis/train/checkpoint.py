@@ -103,7 +103,8 @@ def step_of(path: Path) -> int:
 
 def problem(path: Path) -> str | None:
     """Why a folder is not a complete checkpoint, or None."""
-    if not path.name.removeprefix(PREFIX).isdigit():
+    number = path.name.removeprefix(PREFIX)
+    if not (number.isascii() and number.isdigit()):
         return "is not called step-NUMBER"
     try:
         marks = json.loads((path / MARKER).read_text(encoding="utf-8"))

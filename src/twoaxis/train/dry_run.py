@@ -18,6 +18,7 @@ from twoaxis.errors import InputError
 from twoaxis.parallel import Plan, plan_pipeline
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.pipelined import plan_of
+from twoaxis.train.processes import check_division
 from twoaxis.train.rank_needs import RankNeeds, rank_needs
 from twoaxis.train.timeline import tape_of_run, timeline
 
@@ -40,12 +41,14 @@ def dry_run(cfg: TrainConfig, mesh: Mesh | None = None, machine: Hardware | None
     """Count a run of `cfg`; its `pipeline` is pp, and without a mesh its other sizes are the mesh's. machine: whose
     speed the schedule is simulated at.
 
-    Raises InputError for meshes that do not divide the model, and where the cost model does not know what is kept:
-    methods without a trace, history="recompute" or, in a pipeline, in fewer bits, autocast, a chunked loss.
+    Raises InputError for meshes that do not divide the model, for what a run over them refuses, and where the cost
+    model does not know what is kept: methods without a trace, history="recompute" or, in a pipeline, in fewer bits,
+    autocast, a chunked loss.
     """
     mesh = mesh or Mesh(dp=cfg.data_parallel, tp=cfg.tensor_parallel)
     mesh = dataclasses.replace(mesh, pp=cfg.pipeline)
     dataclasses.replace(mesh, pp=1).check(cfg.model, cfg.seq_len)
+    check_division(dataclasses.replace(cfg, data_parallel=mesh.dp, tensor_parallel=mesh.tp))
     heads = cfg.model.n_kv_heads or cfg.model.n_heads
     if mesh.cp > 1 or heads % mesh.tp:
         raise InputError(f"mesh {mesh}: allowed is cp=1, and a tp that divides n_kv_heads={heads}")

@@ -7,7 +7,7 @@ import torch
 from twoaxis.data import Batch
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder
-from twoaxis.parallel import Plan, check_schedule, plan_pipeline
+from twoaxis.parallel import Plan, check_dropout, check_schedule, plan_pipeline
 from twoaxis.parallel.mesh import Mesh
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.precision import Master, computing_in
@@ -17,6 +17,7 @@ def plan_of(cfg: TrainConfig, state_dtype: str | None = None) -> Plan:
     """The plan of the pipeline that a run asks for; state_dtype: of a float64 model."""
     if cfg.depth_loss:
         raise InputError(f"depth_loss={cfg.depth_loss}: a pipeline has no loss term of its own yet; use 0")
+    check_dropout(cfg.model)
     check_schedule(cfg.pipeline_schedule, cfg.pipeline, cfg.pipeline_virtual, cfg.accumulation)
     return plan_pipeline(
         cfg.model,

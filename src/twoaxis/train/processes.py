@@ -35,6 +35,20 @@ def wanted(cfg: TrainConfig) -> int:
     return cfg.data_parallel * cfg.tensor_parallel * cfg.pipeline
 
 
+def check_division(cfg: TrainConfig) -> None:
+    """InputError for what does not work together yet over several processes."""
+    divided = [
+        name
+        for name, given in (
+            ("sharding='fsdp'", cfg.data_parallel > 1 and cfg.sharding == "fsdp"),
+            (f"tensor_parallel={cfg.tensor_parallel}", cfg.tensor_parallel > 1),
+        )
+        if given
+    ]
+    if divided and cfg.compile:
+        raise InputError(f"compile with {divided[0]}: not supported together; leave one out")
+
+
 @contextlib.contextmanager
 def process_group(cfg: TrainConfig) -> Iterator[int]:
     """The process group of a run, if it has several processes; yields the rank of this one.

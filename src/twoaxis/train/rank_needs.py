@@ -57,7 +57,7 @@ class RankNeeds:
 
 def rank_needs(cfg: TrainConfig, mesh: Mesh, plan: Plan, t: Tape, line: Timeline) -> tuple[RankNeeds, ...]:
     """Every process of one copy of the model."""
-    weighed = Weighed(cfg, mesh)
+    weighed, divides = Weighed(cfg, mesh), mesh.dp > 1  # of one copy there are no shares
     one = MicroBatch(cfg, mesh, plan, t, weighed.kinds)
     found = []
     for rank, order in enumerate(line.orders):
@@ -65,7 +65,7 @@ def rank_needs(cfg: TrainConfig, mesh: Mesh, plan: Plan, t: Tape, line: Timeline
         blocks = tuple(b for s in mine for b in s.blocks)
         total = [a + b for a, b in zip(one.activations, one.state, strict=True)]
         most = peak(order, total)
-        own, shared = weighed.trained(plan.held[rank]), weighed.trained(plan.held[rank], plan)
+        own = weighed.trained(plan.held[rank])
         found.append(
             RankNeeds(
                 rank=rank,
@@ -75,9 +75,9 @@ def rank_needs(cfg: TrainConfig, mesh: Mesh, plan: Plan, t: Tape, line: Timeline
                 weights=own.weights,
                 gradients=own.gradients,
                 optimizer=own.optimizer,
-                shared=shared,
-                gathered=weighed.gathered(plan, rank),
-                pending=0 if plan.links or cfg.accumulation == 1 else 4 * own.numbers,
+                shared=weighed.trained(plan.held[rank], plan) if divides else own,
+                gathered=weighed.gathered(plan, rank) if divides else 0,
+                pending=4 * own.numbers if divides and not plan.links and cfg.accumulation > 1 else 0,
                 activations=round(sum(n * x for n, x in zip(most, one.activations, strict=False))),
                 state=round(sum(n * x for n, x in zip(most, one.state, strict=False))),
                 recomputed=round(max(one.again[s.index] for s in mine)),

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twoaxis.data import Batch
-from twoaxis.errors import InputError
 from twoaxis.model import Decoder
 from twoaxis.model.files import plain_name
 from twoaxis.parallel.mesh import Axis, Mesh, clip_to
@@ -21,7 +20,7 @@ from twoaxis.train.gathering import gathered
 from twoaxis.train.optimizer import clip_gradients
 from twoaxis.train.pipelined import Pipelined
 from twoaxis.train.precision import Master
-from twoaxis.train.processes import processes
+from twoaxis.train.processes import check_division, processes
 from twoaxis.train.state import Part
 
 
@@ -46,7 +45,7 @@ class Team:
         self.placements = {plain_name(n): Placement.whole(p.shape) for n, p in model.named_parameters()}
         self.rows, self.micro_batches = (0, 1), cfg.accumulation * cfg.data_parallel
         if processes() > 1:
-            _refuse(cfg)
+            check_division(cfg)
             self.mesh = Mesh(
                 device, data=cfg.data_parallel, tensor=cfg.tensor_parallel, pipeline=cfg.pipeline
             )
@@ -206,17 +205,3 @@ class Team:
 
     def _numbers(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self.device)
-
-
-def _refuse(cfg: TrainConfig) -> None:
-    """InputError for what does not work together yet."""
-    divided = [
-        name
-        for name, given in (
-            ("sharding='fsdp'", cfg.data_parallel > 1 and cfg.sharding == "fsdp"),
-            (f"tensor_parallel={cfg.tensor_parallel}", cfg.tensor_parallel > 1),
-        )
-        if given
-    ]
-    if divided and cfg.compile:
-        raise InputError(f"compile with {divided[0]}: not supported together; leave one out")
