@@ -104,21 +104,22 @@ def refused_run(cfg: dict[str, Any], out: str) -> str:
 
 def full_disk(cfg: dict[str, Any], out: str, step: int, rank: int) -> str:
     """A run over these processes, on one of which the disk is full when a step is saved: what each says."""
-    from twoaxis.train import dcp_save
+    from twoaxis.train import checkpoint, dcp_save
 
     write = dcp_save.write_synced
 
     def full(path: Path, data: bytes) -> None:
-        if f"{step:08d}" in str(path) and path.name.startswith("shard") and dist.get_rank() == rank:
+        large = path.name.startswith(("shard", "model"))
+        if f"{step:08d}" in str(path) and large and dist.get_rank() == rank:
             path.write_bytes(data[: len(data) // 2])
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    dcp_save.write_synced = full
+    dcp_save.write_synced = checkpoint.write_synced = full
     try:
         twoaxis.train(TrainConfig.from_dict(cfg), out)
     except twoaxis.RunError as error:
         return str(error)
     finally:
-        dcp_save.write_synced = write
+        dcp_save.write_synced = checkpoint.write_synced = write
     return "done"

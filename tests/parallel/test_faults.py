@@ -34,9 +34,10 @@ def test_a_process_that_hangs_is_given_up_with_a_line_naming_rank_and_step(tmp_p
 
 
 # pitfalls, Saving: "a file-size limit or tiny file system so the write fails halfway", on one process of two
-def test_a_disk_that_is_full_on_one_process_stops_all_with_one_line(world, tmp_path):
-    cfg = of_one_process(tmp_path, steps=4, **FSDP, **SHARDED) | {"batch_size": 2}
-    for said in world(2).run("grid.full_disk", cfg, str(tmp_path / "run"), 4, 1):
+@pytest.mark.parametrize(("saved", "rank"), [(SHARDED, 1), ({}, 0)], ids=["sharded", "file"])
+def test_a_disk_that_is_full_on_one_process_stops_all_with_one_line(world, tmp_path, saved, rank):
+    cfg = of_one_process(tmp_path, steps=4, **FSDP, **saved) | {"batch_size": 2}
+    for said in world(2).run("grid.full_disk", cfg, str(tmp_path / "run"), 4, rank):
         assert "cannot save step 4" in said
         assert "No space left on device" in said
         assert "step-00000002" in said

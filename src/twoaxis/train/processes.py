@@ -90,7 +90,7 @@ def _meet(backend: str, timeout: timedelta) -> None:
 
 
 def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
-    """What `ask` returns on process 0 (plain data), on every process; InputError there is raised on all."""
+    """What `ask` returns on process 0 (plain data), on every process; its InputError or RunError is raised on all."""
     if processes() == 1:
         return ask()
     said = b""
@@ -99,6 +99,8 @@ def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
             said = json.dumps({"told": ask()}).encode()
         except InputError as error:
             said = json.dumps({"refused": str(error)}).encode()
+        except RunError as error:
+            said = json.dumps({"failed": str(error)}).encode()
     size = torch.tensor([len(said)], device=device)
     dist.broadcast(size, 0)
     data = (
@@ -111,6 +113,8 @@ def first_tells(ask: Callable[[], Any], device: torch.device) -> Any:
     answer = json.loads(data.cpu().numpy().tobytes())
     if "refused" in answer:
         raise InputError(answer["refused"])
+    if "failed" in answer:
+        raise RunError(answer["failed"])
     return answer["told"]
 
 

@@ -23,6 +23,7 @@ from twoaxis.train.checkpoint import (
     prune,
     save_checkpoint,
 )
+from twoaxis.train.processes import first_tells
 from twoaxis.train.state import Part, facts_of, parts_of
 
 if TYPE_CHECKING:
@@ -64,10 +65,12 @@ class Saver:
         return {"config.json": model, "state.json": json.dumps(facts_of(self.session)).encode()}
 
     def _as_file(self, parts: dict[str, Part]) -> None:
-        """Whole tensors, brought together on the first process."""
-        whole = self.session.team.gathered(parts)
-        if whole is None:
-            return
+        """Whole tensors, brought together on the first process; the others wait for what becomes of them."""
+        whole = self.session.team.gathered(parts) or {}
+        first_tells(lambda: self._write(whole), self.session.device)
+
+    def _write(self, whole: dict[str, Tensor]) -> None:
+        """Write whole tensors, here."""
         weights = {n.removeprefix("model/"): t for n, t in whole.items() if n.startswith("model/")}
         files = {
             "model.safetensors": _bytes(weights),
