@@ -153,7 +153,7 @@ def disturbed(out: Path, kills: int, seed: int, steps: int = 10**6) -> tuple[lis
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--kills", type=int, default=50)
+    options.add_argument("--kills", type=int, default=50, help="about half a minute each on two busy cores")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--out", type=Path, required=True, help="a new folder")
     options.add_argument("--json", type=Path)
@@ -172,7 +172,7 @@ def main() -> None:
         "steps": last,
         "rows_equal_an_undisturbed_run": True,
         "minutes": round((time.monotonic() - began) / 60, 1),
-        "command": f"python benchmarks/faults.py --kills {given.kills}",
+        "command": f"python benchmarks/faults.py --kills {given.kills} --seed {given.seed} --out FOLDER",
         "machine": given.machine,
     }
     text = json.dumps(result, indent=2)

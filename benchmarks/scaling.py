@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import statistics
 import time
 from pathlib import Path
@@ -88,12 +89,15 @@ def row_of(row: str, depth: str) -> tuple[float, float, float]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--depth", nargs="+", default=["additive", "attnres"])
+    options.add_argument("--rounds", type=int, default=3, help="of every layout, interleaved")
+    options.add_argument("--depth", nargs="+", default=["additive", "attnres"], help="depth methods")
     options.add_argument("--json", type=Path)
     options.add_argument("--machine", default="not said", help="its class, for the record")
     given = options.parse_args()
-    result: dict[str, Any] = {"command": f"python benchmarks/scaling.py --rounds {given.rounds}"}
+    depths = shlex.join(given.depth)
+    result: dict[str, Any] = {
+        "command": f"python benchmarks/scaling.py --rounds {given.rounds} --depth {depths}"
+    }
     result |= {"machine": given.machine, "run": RUN | MODEL, "load_before": os.getloadavg()[0]}
     for depth in given.depth:
         rounds = [{row: row_of(row, depth) for row in ROWS} for _ in range(given.rounds)]
