@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -202,6 +203,15 @@ def test_an_interrupted_run_has_code_130_and_says_how_to_go_on(text, tmp_path, c
     assert f"twoaxis train --out {tmp_path / 'run'} --resume" in out
     assert run("train", "--out", tmp_path / "run", "--resume") == 0
     assert "done after 4 steps" in said(capsys)[0]
+
+
+def test_a_slow_run_without_a_terminal_says_a_line_a_minute(monkeypatch):
+    clock, out = iter([0.0, *[30.0, 61.0, 61.0, 90.0, 122.0, 122.0]]), io.StringIO()
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    progress = command._Progress(TrainConfig(steps=1000), command.Console(file=out))
+    for step in range(1, 5):
+        progress.show({"step": step, "tokens": step, "seconds": float(step), "loss": 1.0})
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["2/1000", "4/1000"]
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta:x", "xpu"])

@@ -92,8 +92,8 @@ def _text(told: dict[str, Any]) -> str:
         f"micro-batches of {rows} x {tokens} tokens on each copy",
         _schedule(told),
         "",
-        f"{'GB':>4} {'parameters':>12} {'weights':>8} {'grads':>8} {'optim.':>8} {'activ.':>8} {'state':>8} "
-        f"{'recomp.':>8} {'live':>5} {'all':>8} {'sharded':>8}   sends in a step: stages, slices, copies",
+        f"{'rank':>4} {'parameters':>12} {'weights':>8} {'grads':>8} {'optim.':>8} {'activ.':>8} {'state':>8} "
+        f"{'recomp.':>8} {'live':>5} {'all':>8} {'sharded':>8}   GB; sent in a step to stages, slices, copies",
     ]
     for rank in told["ranks"]:
         held = " ".join(f"{_gb(rank[part])}" for part in PARTS)
@@ -110,7 +110,7 @@ def _schedule(told: dict[str, Any]) -> str:
         return "no pipeline"
     took = f" of {told['seconds']:.3g} s on {told['hardware']}" if told["seconds"] else ", by FLOPs"
     return (
-        f"{told['schedule']}, {told['virtual']} stage(s) per process, transport {told['transport']}: "
+        f"{told['schedule']}, stages per process {told['virtual']}, transport {told['transport']}: "
         f"bubble {told['bubble']:.1%} of a step{took}"
     )
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import time
 import typing
 from pathlib import Path
 from typing import Annotated, Any
@@ -211,7 +212,7 @@ def _saved_model(folder: str) -> dict[str, Any]:
 
 
 class _Progress:
-    """A bar with loss, tokens per second and time left, on a terminal; a line now and then elsewhere."""
+    """A bar with loss, tokens per second and time left, on a terminal; elsewhere ten lines, or one a minute."""
 
     def __init__(self, cfg: TrainConfig, console: Console) -> None:
         self.cfg, self.console = cfg, console
@@ -219,6 +220,7 @@ class _Progress:
         self.bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
         self.task = self.bar.add_task("training", total=cfg.steps, said="")
         self.before: tuple[int, float] | None = None
+        self.said = time.monotonic()  # of the last line
 
     def __enter__(self) -> _Progress:
         self.bar.start()
@@ -233,10 +235,12 @@ class _Progress:
         self.before = (row["tokens"], row["seconds"])
         said = f"step {row['step']}/{self.cfg.steps}  loss {row['loss']:.3f}  {rate:,.0f} tokens/s"
         self.bar.update(self.task, completed=row["step"], said=said)
+        due = row["step"] % max(self.cfg.steps // 10, 1) == 0 or time.monotonic() - self.said >= 60
         if "val_bits_per_byte" in row:
             self.console.print(f"step {row['step']}: {row['val_bits_per_byte']:.4f} validation bits per byte")
-        elif not self.console.is_terminal and row["step"] % max(self.cfg.steps // 10, 1) == 0:
+        elif due and not self.console.is_terminal:
             self.console.print(said)
+            self.said = time.monotonic()
 
 
 def _tell(results: dict[str, Any], out: str) -> None:

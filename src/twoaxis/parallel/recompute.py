@@ -29,8 +29,9 @@ class Recompute:
         """In a line."""
         if self.impossible:
             return f"impossible: {self.impossible}"
+        blocks = "block 0" if self.blocks == 1 else f"blocks 0 to {self.blocks - 1}"
         return (
-            f"{len(self.states)} states, {self.saved_bytes:,} bytes less for the first {self.blocks} blocks again: "
+            f"{len(self.states)} states, {self.saved_bytes:,} bytes less for {blocks} again: "
             f"{self.parameters:,} parameters more, {self.flops:,} FLOPs forward"
         )
 
