@@ -112,6 +112,17 @@ def test_norms_are_made_with_the_sums_before_them(made_ahead):
     torch.testing.assert_close(again, expected)
 
 
+@pytest.mark.parametrize("backend", ["plain", "native"])
+def test_inference_mode(backend):
+    """Its tensors have no version counter."""
+    made = model()
+    with choice.requesting(backend):
+        with torch.no_grad():
+            expected = made.loss(tokens(), tokens())
+        with torch.inference_mode():
+            assert made.loss(tokens(), tokens()).equal(expected)
+
+
 @pytest.mark.parametrize("saved", ["cores", "host", "blocks"])
 def test_recomputation_and_offloading_have_the_same_gradients(saved):
     made = model()
@@ -129,6 +140,9 @@ def test_a_norm_that_others_watch_or_replace_is_called(made_ahead):
     made.blocks[1].connections[1].norm = nn.Identity()
     made(tokens())
     assert made_ahead["made"] == 3 + 2
+    made.stream.norm.register_full_backward_hook(lambda *_: seen.append(2))
+    made(tokens()).sum().backward()
+    assert seen == [1, 1, 1, 2]
 
 
 def test_a_sum_that_is_changed_or_replaced_is_normed_again():

@@ -99,6 +99,20 @@ def test_a_query_of_two_reads_and_sources_seen_twice_or_in_another_order(reads):
     assert reads == [0] * 3
 
 
+def test_modules_that_share_a_query(reads):
+    """Two of three modules name the same pair: their reads are one query's, and the third's keeps its own."""
+    x, w, other = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 6), (6,), (6,)))
+    found = []
+    for read in (depth_read, reference.depth_read):
+        with rebuilt.loop(read is depth_read, lambda: [(w, None), (w, None), (other, None)]):
+            a = x.sin()
+            b = read(w, (a,)) + a
+            c = read(other, (a, read(w, (b, a))))
+        found.append(torch.autograd.grad(c.square().sum(), (x, w, other)))
+    close(*found, 1e-12)
+    assert sorted(set(reads)) == [0, 1]
+
+
 def test_an_interrupted_pass_leaves_nothing_to_the_next():
     """The first pass asks for a source alone, so that the queries' node does not run."""
     run, found = network(5), []

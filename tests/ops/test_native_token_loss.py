@@ -49,6 +49,19 @@ def test_far_logits():
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf], ids=["NaN", "infinity"])
+def test_a_logit_that_is_no_number_is_not_hidden(wrong):
+    """Wherever in a row it stands, as a target or not."""
+    for V in (3, 70):
+        for at in {0, V // 2, V - 1}:
+            z, targets = torch.randn(2, V), torch.tensor([1, 1])
+            z[0, at] = wrong
+            loss, grad = results(lambda z, t=targets: token_loss(z, t), [z])
+            assert loss.isnan()
+            assert grad[0].isnan().all()
+            assert grad[1].isfinite().all()
+
+
 def test_no_worse_than_torch_in_bfloat16(monkeypatch):
     z, targets = case(40, 300, torch.bfloat16)
     exact = results(lambda z: reference.token_loss(z, targets), [z.double()])

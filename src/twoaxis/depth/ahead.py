@@ -4,7 +4,8 @@
 
 The decoder knows the order of its norms and opens `loop` around its layers. An addition inside asks for the norm that
 follows its own; what it makes ahead is taken by that norm if it meets this very sum, unchanged, and else forgotten. So
-nothing pends in a method: outside of a loop, in a pipeline's stage or under torch.compile both run one by one.
+nothing pends in a method: outside of a loop, in a pipeline's stage or under torch.compile both run one by one, and
+under torch.inference_mode, whose tensors do not tell whether they were changed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def loop(norms: Sequence[RMSNorm | None]) -> Iterator[None]:
 
 def add(norm: RMSNorm, x: Tensor, y: Tensor) -> Tensor:
     """x + y in x's dtype, (..., d) each, by the connection that has read x through `norm`."""
-    found = None if torch.compiler.is_compiling() else _open.get()
+    found = None if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() else _open.get()
     following = None if found is None else found.following.get(norm)
     if found is None or following is None:
         return x + cast(y, x.dtype)

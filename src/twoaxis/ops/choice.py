@@ -26,6 +26,7 @@ from torch._C import (
     _get_tracing_state,
     _len_torch_dispatch_stack,
 )
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ..errors import InputError
@@ -68,7 +69,8 @@ def kernel(
     """The library that computes this call, or None: compute it plainly.
 
     All must be plain CPU tensors, and `data` of one dtype, float32 or bfloat16. Tracers and observers of torch's
-    operations (torch.compile, functorch, FLOP counters) would see none in a kernel, so they get the plain path.
+    operations (torch.compile, functorch, forward-mode derivatives, FLOP counters) would see none in a kernel, so they
+    get the plain path.
     `required`: whatever TWOAXIS_BACKEND says, the kernel or an error.
     """
     if required and not torch.compiler.is_compiling():
@@ -176,4 +178,9 @@ def ordinary(x: Tensor | None) -> bool:
 
 
 def _observed() -> bool:
-    return bool(_len_torch_dispatch_stack() or _are_functorch_transforms_active() or _get_tracing_state())
+    return bool(
+        _len_torch_dispatch_stack()
+        or _are_functorch_transforms_active()
+        or _get_tracing_state()
+        or forward_ad._current_level >= 0
+    )

@@ -50,8 +50,9 @@ class Known:
     """The queries of a loop. anchor: what a source's node holds on to so that theirs runs after it."""
 
     def __init__(self, queries: Sequence[Query]) -> None:
-        plain = [pair for pair in queries if all(x is None or choice.ordinary(x) for x in pair)]
-        self.rows = {_names(*pair): row for row, pair in enumerate(plain)}
+        usable = (pair for pair in queries if all(x is None or choice.ordinary(x) for x in pair))
+        once = {_names(*pair): pair for pair in usable}  # modules may share one
+        self.rows, plain = {names: row for row, names in enumerate(once)}, list(once.values())
         self.total: tuple[int, Tensor, set[int]] | None = (
             None  # the pass, gradients of w (R, d), which have one
         )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .native import rms_norm as native
 from .precision import cast, compute_dtype
-from .second_order import differentiable
+from .second_order import by_torch, differentiable
 
 
 def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -66,7 +66,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if by_torch(grad):
             inputs, needed = (x, gain), ctx.needs_input_grad[1:3]
             again = differentiable(lambda x, g: _plain(x, g, *ctx.options), inputs, (grad,), needed)
             return None, *again, None, None
@@ -94,7 +94,7 @@ class _AddNorm(torch.autograd.Function):
             if of_total is None:
                 return (None,) * 6
             return None, of_total, of_total.to(ctx.branch), None, None, None
-        if torch.is_grad_enabled():
+        if by_torch(of_total, grad):
             normed = differentiable(
                 lambda s, g: _plain(s, g, *ctx.options),
                 (total, gain),

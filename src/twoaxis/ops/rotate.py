@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .native import rotate as native
+from .second_order import by_torch
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -43,6 +44,6 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if by_torch(grad):
             return None, _plain(grad, cos, -sin), None, None
         return None, native.run(ctx.lib, grad, cos, sin, back=True), None, None

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from .native import swiglu as native
-from .second_order import differentiable
+from .second_order import by_torch, differentiable
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -43,6 +43,6 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if by_torch(grad):
             return None, *differentiable(_plain, (x,), (grad,), (True,))
         return None, native.backward(ctx.lib, x, grad)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .native import token_loss as native
-from .second_order import differentiable
+from .second_order import by_torch, differentiable
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if by_torch(grad):
             again = differentiable(lambda z: _plain(z, targets), (logits,), (grad,), (True,))
             return None, *again, None
         return None, native.backward(ctx.lib, logits, targets, scale, grad), None

@@ -61,8 +61,13 @@ def folds(norm: object) -> TypeGuard[RMSNorm]:
 
 
 def unwatched(module: nn.Module) -> bool:
-    """Whether nobody waits for a module's call."""
-    return not module._forward_hooks and not module._forward_pre_hooks
+    """Whether nobody waits for a module's call, or for a backward pass through it."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def _gains(norms: Sequence[object | None], d: int) -> tuple[array[int], float]:

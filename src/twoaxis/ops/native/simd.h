@@ -144,9 +144,9 @@ INLINE float largest(vf x) {
   return top;
 }
 
-// e^x to 2 ulp of float32 for x <= 88; 0 below -87, as for a masked score.
+// e^x to 2 ulp of float32 for x <= 88; 0 below -87, as for a masked score; NaN of NaN.
 INLINE vf exponential(vf x) {
-  vf clamped = larger(x, all(-88.0f));
+  vf clamped = larger(all(-88.0f), x);  // in this order NaN stays
   vf n = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
   vi power = (vi)n - 0x4b400000;
   n -= 12582912.0f;
