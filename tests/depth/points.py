@@ -42,11 +42,12 @@ def model(spec: str, n_blocks: int = 2, **options: Any) -> Decoder:
     )
 
 
-def saved_bytes(depth: str, n_blocks: int, tokens: int = 3, **options: Any) -> int:
+def saved_bytes(depth: str, n_blocks: int, tokens: int = 3, rebuilding: bool = True, **options: Any) -> int:
     """Bytes saved for backward by one forward pass: every storage once, parameters excluded."""
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=11, d_model=64, n_blocks=n_blocks, n_heads=2, depth=depth, **options)
     made = Decoder(config)
+    made.rebuilding = rebuilding
     own = {p.untyped_storage().data_ptr() for p in made.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 

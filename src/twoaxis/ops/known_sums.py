@@ -64,15 +64,16 @@ def read(
     (N, d), normed = sources[0].shape, o.output_eps is not None
     out, dots = torch.empty_like(sources[0]), w.new_empty(len(sources), N)
     lse, rho = w.new_empty(N), w.new_empty(N if normed else 0)
-    factors = torch.stack([x.factor for x in seen]) * o.scale
-    for t in token_chunks(N, d, sources[0]):
-        dots[:, t] = torch.stack([x[t].to(w.dtype) @ w for x in sources])
-        logits = dots[:, t] * factors[:, t]
+    factors, column = torch.stack([x.factor for x in seen]), w.unsqueeze(1)
+    for t in token_chunks(N, d, sources[0]):  # the sums of `depth_read`, in its order: equal to the bit
+        dots[:, t] = torch.stack([x[t].to(w.dtype) @ column for x in sources]).squeeze(-1)
+        logits = dots[:, t] * factors[:, t] * o.scale
         lse[t] = logits.logsumexp(0)
-        h = _mixed(sources, (logits - lse[t]).exp(), t)
+        h = _mixed(sources, logits.softmax(0), t)
         if o.output_eps is not None:
             rho[t] = (h.square().mean(-1) + o.output_eps).rsqrt()
-            h *= rho[t].unsqueeze(-1) if gain is None else rho[t].unsqueeze(-1) * gain.to(w.dtype)
+            h *= rho[t].unsqueeze(-1)
+            h = h if gain is None else h * gain.to(w.dtype)
         out[t] = h
     return out, dots, lse, rho
 
