@@ -272,3 +272,9 @@ def test_a_folder_without_a_run_is_refused(tiny, tmp_path):
     (tmp_path / "config.yaml").write_text(tiny().to_yaml())
     with pytest.raises(InputError, match="has no complete checkpoint"):
         load_run(tmp_path)
+
+
+def test_checkpoints_without_a_configuration_are_neither_gone_on_with_nor_written_over(tiny, tmp_path):
+    save_checkpoint(tmp_path / "checkpoints", 1, FILES, keep=1)
+    with pytest.raises(InputError, match=r"checkpoints and no config\.yaml"):
+        train(tiny(), tmp_path, resume=True)

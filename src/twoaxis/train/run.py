@@ -57,6 +57,10 @@ class RunFolder:
     def checkpoint_to_resume(self, cfg: TrainConfig, resume: bool) -> Path | None:
         """Where a run with `cfg` goes on from, None to start; refuses to mix runs."""
         if not resume or not self.config.exists():
+            if resume and self.checkpoints.exists():
+                raise InputError(
+                    f"{self.path} has checkpoints and no config.yaml; put that back, or give another folder"
+                )
             if self.config.exists() or self.checkpoints.exists():
                 raise InputError(
                     f"{self.path} already holds a run; go on with it by --resume, or give another folder"
