@@ -137,6 +137,10 @@ class DenseFormer(Connection, Reader):
         self.n_kept = len(self.kept)
         self.n_wanted = len(self.mixed) if self.in_a_row else None
 
+    def known_weights(self) -> tuple[Tensor, bool] | None:
+        """The parameter, and that it is no logits: see `ops/known_mix.py`."""
+        return None if self.alpha is None else (self.alpha, False)
+
     def wants(self, index: int) -> bool:
         return index in self.mixed
 

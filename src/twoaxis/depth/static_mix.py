@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.depth.history import History
 from twoaxis.ops import mix, traced
+from twoaxis.ops.known_mix import softmaxed
 from twoaxis.tape import Array, Tape
 
 Normalize = Literal["softmax", "none"]
@@ -35,11 +36,15 @@ class StaticMix(nn.Module):
         start[-1] = 1.0 if newest else start[-1]
         self.logits = nn.Parameter(start) if n_weights(n_sources, normalize) else None
 
+    def known_weights(self) -> tuple[Tensor, bool] | None:
+        """The parameter, and whether the weights are its softmax: see `ops/known_mix.py`."""
+        return None if self.logits is None else (self.logits, self.normalize == "softmax")
+
     def forward(self, sources: History) -> Tensor:
         """(B, T, d) from sources like it, weighed by their depth index: all n of them, or some."""
         if self.logits is None:
             return sources.sources[0]
-        alpha = self.logits.softmax(0) if self.normalize == "softmax" else self.logits
+        alpha = softmaxed(self.logits) if self.normalize == "softmax" else self.logits
         if len(sources) != len(alpha):
             alpha = alpha[[self.seen.index(j) for j in sources.index]]
         return mix(sources.sources, alpha)

@@ -24,6 +24,7 @@ from twoaxis.model.saving import Saving
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rebuilt, token_loss
 from twoaxis.ops.choice import settled
+from twoaxis.ops.known_mix import weights_of
 from twoaxis.ops.known_read import queries_of
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
 
@@ -132,7 +133,7 @@ class Decoder(nn.Module):
         """From embeddings (B, T, d) to what `to_the_end` gives."""
         plain = self.saving.saved == "all" and not self.recomputes
         whole = ctx.cache is None and self.rebuilding and (plain or not self.training)
-        loop = rebuilt.loop(whole, partial(queries_of, self))
+        loop = rebuilt.loop(whole, partial(queries_of, self), partial(weights_of, self))
         with loop, ahead.loop(self._norms(ctx)), self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:
@@ -146,11 +147,8 @@ class Decoder(nn.Module):
     def _norms(self, ctx: Context) -> list[RMSNorm | None]:
         """The norms of all reads in their order, for `ahead`; none in decoding's short calls, where blocks are
         recomputed, and where others wrap them (FSDP gathers a block's weights for that block alone)."""
-        if (
-            ctx.cache is not None
-            or self.saving.saved == "blocks"
-            or any(type(b) is not Block for b in self.blocks)
-        ):
+        others = any(type(b) is not Block for b in self.blocks)
+        if ctx.cache is not None or self.saving.saved == "blocks" or others:
             return []
         connections = [c for block in self.blocks for c in block.connections]  # type: ignore[union-attr]
         return [*(c.opening for c in connections), self.stream.norm]

@@ -8,16 +8,19 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import few_tokens
-from .checks import Weights, check_mix, source_dtype
+from .checks import Weights, check_mix
 from .first_order import first_order
+from .known_mix import known_mix
+from .mix_sums import chunks, flat, mixed, rows
 from .native import mix as native
-from .precision import compute_dtype, few, full_precision, token_chunks
+from .precision import compute_dtype, few, full_precision
 
 
 def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
     """sum_j w_j x_j (DenseFormer 2402.02622, ELC-BERT 2311.02265, DeepCrossAttention 2502.06785).
 
-    Sums run in at least float32 and are cast once to the sources' dtype. Backward keeps sources and weights.
+    Sums run in at least float32 and are cast once to the sources' dtype. Backward keeps sources and weights. In
+    the decoder's own loop sources gather their gradients from mixes by weights that it knows (`ops.known_mix`).
 
     Args:
         sources: tuple of n tensors (..., d) of one shape.
@@ -26,10 +29,12 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
     Raises:
         InputError: for shapes that do not fit.
     """
-    rows = check_mix(sources, weights)
+    if isinstance(weights, Tensor) and (found := known_mix(sources, weights)) is not None:
+        return found
+    every = check_mix(sources, weights)
     if isinstance(weights, Tensor) and few(sources):
         return few_tokens.mix(sources, weights)
-    out: Tensor = _Mix.apply(len(rows), *rows, *sources)
+    out: Tensor = _Mix.apply(len(every), *every, *sources)
     return out
 
 
@@ -58,18 +63,7 @@ class _Mix(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         if (kernel := native.library(tensors[:n], tensors[n:])) is not None:
             return native.forward(kernel, tensors[:n], tensors[n:])
-        dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
-        weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
-        out = torch.empty(sources[0].shape, dtype=source_dtype(sources), device=sources[0].device)
-        with full_precision(out):
-            for t in _chunks(sources, dtype):
-                total = out[t] if out.dtype == dtype else torch.empty_like(out[t], dtype=dtype)
-                torch.mul(sources[0][t].to(dtype), _rows(weights[0], t), out=total)
-                for x, w in zip(sources[1:], weights[1:]):
-                    total.addcmul_(x[t].to(dtype), _rows(w, t))
-                if out.dtype != dtype:
-                    out[t] = total
-        return out.view(tensors[n].shape)
+        return mixed(tensors[:n], tensors[n:])
 
     @staticmethod
     @first_order
@@ -79,17 +73,17 @@ class _Mix(torch.autograd.Function):
         if (kernel := native.library(tensors[:n], tensors[n:])) is not None:
             return None, *native.backward(kernel, tensors[:n], tensors[n:], grad, ctx.needs_input_grad[1:])
         dtype, d = compute_dtype(*tensors[n:]), tensors[n].shape[-1]
-        weights, sources = _flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
+        weights, sources = flat(tensors[:n], dtype), [x.reshape(-1, d) for x in tensors[n:]]
         dweights = [torch.zeros_like(w) for w in weights]
         dsources = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in sources]
         with full_precision(grad):
-            for t in _chunks(sources, dtype):
+            for t in chunks(sources, dtype):
                 g = grad.reshape(-1, d)[t].to(dtype)
                 for j, (x, w) in enumerate(zip(sources, weights)):
                     if ctx.needs_input_grad[1 + j]:
                         _add_weight_gradient(dweights[j], g, x[t].to(dtype), t)
                     if ctx.needs_input_grad[1 + n + j]:
-                        torch.mul(g, _rows(w, t), out=dsources[j][t])
+                        torch.mul(g, rows(w, t), out=dsources[j][t])
         shaped = (dx.view(x.shape).to(x.dtype) for dx, x in zip(dweights + dsources, tensors))
         return None, *shaped
 
@@ -101,19 +95,3 @@ def _add_weight_gradient(dw: Tensor, g: Tensor, x: Tensor, t: slice) -> None:
         dw += (g * x).sum(0)
     else:
         dw[t] = (g * x).sum(-1, keepdim=True)
-
-
-def _flat(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Weights per token as (N, 1), the others as they are."""
-    return [w.to(dtype) if w.ndim < 2 else w.to(dtype).reshape(-1, 1) for w in weights]
-
-
-def _rows(w: Tensor, t: slice) -> Tensor:
-    return w if w.ndim < 2 else w[t]
-
-
-def _chunks(sources: Sequence[Tensor], dtype: torch.dtype) -> list[slice]:
-    x = sources[0]
-    if all(x.dtype == dtype for x in sources):
-        return [slice(None)]  # no copies to keep in cache
-    return list(token_chunks(len(x), x.shape[-1], x))

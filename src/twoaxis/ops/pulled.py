@@ -25,10 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import choice, known_read, rebuilt
+from . import choice, known_mix, known_read, rebuilt
 from .first_order import first_order
+from .known_mix import Sums
 from .known_read import Known
 from .known_sums import Later, Seen
+from .mix_sums import Mixed
 from .native import depth_pull
 from .precision import compute_dtype, full_precision, token_chunks
 
@@ -48,9 +50,9 @@ class Left:
 class Source:
     """One source of the loop. left: (the pass, what a read left, its number among that read's sources)."""
 
-    left: list[tuple[int, Left | Later, int]] = field(default_factory=list)
+    left: list[tuple[int, Left | Later | Mixed, int]] = field(default_factory=list)
 
-    def take(self) -> list[tuple[Left | Later, int]]:
+    def take(self) -> list[tuple[Left | Later | Mixed, int]]:
         """What the reads of the present pass left, in the order of the forward pass."""
         now, left, self.left = torch._C._current_graph_task_id(), self.left, []
         return [(read, i) for number, read, i in reversed(left) if number == now]
@@ -62,7 +64,7 @@ class Pull:
 
     sources: tuple[Source, ...]
 
-    def leave(self, left: Left | Later) -> None:
+    def leave(self, left: Left | Later | Mixed) -> None:
         """Called by the read's backward."""
         now = torch._C._current_graph_task_id()
         for i, source in enumerate(self.sources):
@@ -78,6 +80,13 @@ class Entry:
     source: Source
     handle: Tensor
     seen: dict[float, Seen] = field(default_factory=dict)
+    rows: Tensor | None = None
+
+    def flat(self) -> Tensor:
+        """(N, d), contiguous, for mixes by known weights."""
+        if self.rows is None:
+            self.rows = self.x.detach().reshape(-1, self.x.shape[-1]).contiguous()
+        return self.rows
 
     def ready(self, eps: float) -> Seen:
         """For known queries."""
@@ -112,14 +121,27 @@ def known(
     return row, Pull(tuple([entry.source for entry in found])), seen, newest.handle
 
 
+def mixed_ones(sources: Sequence[Tensor]) -> tuple[Pull, list[Tensor], Tensor] | None:
+    """For a mix by weights that the loop knows: the sources, as rows (N, d), and the newest one's handle."""
+    loop, kind = rebuilt.current(), (sources[0].shape, sources[0].dtype)
+    if loop is None or any((x.shape, x.dtype) != kind for x in sources):
+        return None
+    if not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
+        return None
+    found = [loop.sources[id(x)] for x in sources]
+    newest = max(found, key=lambda entry: entry.number)
+    return Pull(tuple([entry.source for entry in found])), [entry.flat() for entry in found], newest.handle
+
+
 def _entered(loop: rebuilt.Loop, x: Tensor) -> bool:
     """Whether a source is one of the loop, as it is from now on if it is plain."""
     if id(x) in loop.sources:
         return True
     if type(x) is not Tensor or not x.requires_grad:
         return False
-    queries, source, number = known_of(loop), Source(), len(loop.sources)
-    handle = _Gather.apply(source, queries, queries.anchor, loop.newest_source, x)
+    queries, weights, source, number = known_of(loop), known_mix.known_of(loop), Source(), len(loop.sources)
+    behind = (queries, weights.sums, weights.size)
+    handle = _Gather.apply(source, behind, queries.anchor, weights.anchor, loop.newest_source, x)
     loop.newest_source, loop.sources[id(x)] = handle, Entry(x, number, source, handle)
     return True
 
@@ -135,14 +157,20 @@ def known_of(loop: rebuilt.Loop) -> Known:
 class _Gather(torch.autograd.Function):
     """The source itself; backward sums what its reads left.
 
-    anchor: of the known queries, whose node runs after it. before: the source before it, so that this one's node runs
-    first, and so all reads that hold on to it or to a later one."""
+    behind: what the known queries and weights sum up, whose nodes, the anchors', run after it. before: the source
+    before it, so that this one's node runs first, and so all reads that hold on to it or to a later one."""
 
     @staticmethod
     def forward(
-        ctx: Any, source: Source, known: Known, anchor: Tensor, before: Tensor | None, x: Tensor
+        ctx: Any,
+        source: Source,
+        behind: tuple[Known, Sums, int],
+        queries: Tensor,
+        weights: Tensor,
+        before: Tensor | None,
+        x: Tensor,
     ) -> Tensor:
-        ctx.source, ctx.known = source, known
+        ctx.source, ctx.behind = source, behind
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x)
         return x.detach()
@@ -151,14 +179,15 @@ class _Gather(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         (x,), left = ctx.saved_tensors, ctx.source.take()
-        rows, total = x.reshape(-1, x.shape[-1]), grad
+        rows, total, (queries, sums, size) = x.reshape(-1, x.shape[-1]), grad, ctx.behind
         with full_precision(x):
-            for part in (*_gathered(rows, left), *known_read.gather(ctx.known, rows, left)):
+            parts = _gathered(rows, left), known_read.gather(queries, rows, left)
+            for part in (*parts[0], *parts[1], *known_mix.gather(sums, size, rows, left)):
                 total = part.view(x.shape) if total is None else total + part.view(x.shape)
-        return None, None, None, None, total
+        return None, None, None, None, None, total
 
 
-def _gathered(x: Tensor, every: list[tuple[Left | Later, int]]) -> list[Tensor]:
+def _gathered(x: Tensor, every: list[tuple[Left | Later | Mixed, int]]) -> list[Tensor]:
     """What reads that made their logits' gradients themselves add to that of a source (N, d)."""
     left = [(read, i) for read, i in every if isinstance(read, Left)]
     if not left:

@@ -3,6 +3,9 @@
 //   out = sum_i w_i x_i;  dx_i = w_i g, dw_i = <g, x_i> over what shares the weight: all tokens, a feature, or a token.
 // Forward takes the sources of a token four at a time while their sum stays in the nearest cache, and moves (n + 1) N d
 // numbers; backward takes them one by one and moves (2 n + 1) N d.
+//
+// A source that gathers its gradient from S mixes, as in ops/known_mix.py: dx = sum_s w_s g_s, dw_s = <g_s, x>. It moves
+// (S + 2) N d numbers, and four mixes at a time while dx stays in the nearest cache.
 #include "simd.h"
 
 enum Kind { SCALAR, FEATURE, TOKEN };
@@ -16,6 +19,15 @@ struct Call {
   const void* dout;
   void* const* dsources;
   float* const* dweights;        // n x (threads), (threads, d) or (N,)
+};
+
+struct Pull {
+  int64_t S, N, d, threads;
+  const void* const* g;          // S x (N, d)
+  const float* const* weights;   // S x ()
+  const void* x;                 // (N, d)
+  void* out;                     // (N, d)
+  float* along;                  // (threads, S)
 };
 
 template <class T>
@@ -119,7 +131,76 @@ static int run(const Call& c, bool backward) {
   return failed;
 }
 
+template <class T>
+struct Puller {
+  const Pull& c;
+  const int S, d, wide;
+  Buffer memory;
+  float *x, *total, *sums;  // (wide), (wide), (S, W)
+
+  explicit Puller(const Pull& call)
+      : c(call), S(call.S), d(call.d), wide(whole(call.d)), memory((size_t)2 * wide + (size_t)S * W), x(memory.at) {
+    if (!x) return;
+    total = x + wide, sums = total + wide;
+    memset(sums, 0, (size_t)S * W * sizeof(float));
+  }
+
+  template <int R>
+  INLINE void add(int s, int64_t t) {
+    const T *g[R], *next[R];
+    vf w[R], along[R];
+    for (int k = 0; k < R; k++) {
+      g[k] = (const T*)c.g[s + k] + t * d;
+      next[k] = s + R + k < S ? (const T*)c.g[s + R + k] + t * d : (const T*)c.g[k] + (t + 1) * d;
+      w[k] = all(*c.weights[s + k]), along[k] = load(sums + (size_t)(s + k) * W);
+    }
+    for (int j = 0; j < d; j += W) {
+      vf v = load(x + j), y = s ? load(total + j) : vf{};
+      for (int k = 0; k < R; k++) {
+        __builtin_prefetch(next[k] + j);
+        vf u = load(g[k] + j, d - j);
+        along[k] += u * v, y += w[k] * u;
+      }
+      store(total + j, y);
+    }
+    for (int k = 0; k < R; k++) store(sums + (size_t)(s + k) * W, along[k]);
+  }
+
+  void pull(int64_t t) {
+    for (int j = 0; j < d; j += W) store(x + j, load((const T*)c.x + t * d + j, d - j));
+    for (int s = 0, groups = (S + 3) / 4, size; s < S; s += size, groups--) {
+      size = (S - s + groups - 1) / groups;
+      if (size == 4) add<4>(s, t);
+      else if (size == 3) add<3>(s, t);
+      else if (size == 2) add<2>(s, t);
+      else add<1>(s, t);
+    }
+    for (int j = 0; j < d; j += W) store((T*)c.out + t * d + j, load(total + j), d - j);
+  }
+
+  void flush(int k) {
+    for (int s = 0; s < S; s++) c.along[(size_t)k * S + s] += sum(load(sums + (size_t)s * W));
+    memset(sums, 0, (size_t)S * W * sizeof(float));
+  }
+};
+
+template <class T>
+static int gather(const Pull& c) {
+  int failed = 0;
+  parallel(c.threads, [&](int k, int threads) {
+    Puller<T> puller(c);
+    if (!puller.x) return (void)(failed = 1);
+    for (int64_t t = c.N * k / threads, stop = c.N * (k + 1) / threads; t < stop; t++) {
+      puller.pull(t);
+      if (t % 64 == 63 || t + 1 == stop) puller.flush(k);
+    }
+  });
+  return failed;
+}
+
 // 0: done; 1: no memory. `half`: what is void here is bfloat16, else float32.
 extern "C" int mix_forward(const Call* c, int half) { return half ? run<bf16>(*c, false) : run<float>(*c, false); }
 
 extern "C" int mix_backward(const Call* c, int half) { return half ? run<bf16>(*c, true) : run<float>(*c, true); }
+
+extern "C" int mix_pull(const Pull* c, int half) { return half ? gather<bf16>(*c) : gather<float>(*c); }

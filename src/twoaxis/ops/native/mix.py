@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import choice
 from .call import address, checked, table, threads
+
+if TYPE_CHECKING:
+    from ..mix_sums import Mixed
 
 _FLOAT = torch.float32
 _SCALAR, _FEATURE, _TOKEN = range(3)
@@ -21,6 +25,15 @@ class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("n", "N", "d", "threads", "kind")),
         *((name, ctypes.c_void_p) for name in ("sources", "weights", "out", "dout", "dsources", "dweights")),
+    ]
+
+
+class _Pull(ctypes.Structure):
+    """`Pull` of mix.cpp, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("S", "N", "d", "threads")),
+        *((name, ctypes.c_void_p) for name in ("g", "weights", "x", "out", "along")),
     ]
 
 
@@ -67,6 +80,39 @@ def backward(
     return [None if d is None else d.view(x.shape).to(x.dtype) for d, x in pairs]
 
 
+def mixed(lib: ctypes.CDLL, weights: Tensor, rows: Sequence[Tensor]) -> Tensor:
+    """sum_i w_i x_i of sources (N, d), alike and contiguous, by float32 weights (n,)."""
+    (N, d), n, dtype = rows[0].shape, len(rows), rows[0].dtype
+    out, at = torch.empty(N, d, dtype=dtype), address(weights, _FLOAT, (n,)) or 0
+    tables = table(rows, dtype, (N, d)), _every(at + 4 * i for i in range(n))
+    call = _Call(n=n, N=N, d=d, threads=_threads(N), kind=_SCALAR, out=address(out, dtype, (N, d)))
+    call.sources, call.weights = (ctypes.addressof(x) for x in tables)
+    checked(lib.mix_forward(ctypes.byref(call), int(dtype == torch.bfloat16)))
+    return out
+
+
+def gathered(lib: ctypes.CDLL, x: Tensor, left: list[tuple[Mixed, int]]) -> tuple[Tensor, Tensor]:
+    """As `ops.mix_sums.gathered`, for a float32 or bfloat16 source x (N, d)."""
+    (N, d), S, dtype, x = x.shape, len(left), x.dtype, x.contiguous()
+    out, along = torch.empty(N, d, dtype=dtype), torch.zeros(_threads(N), S)
+    weights = ((address(read.weights, _FLOAT, read.weights.shape) or 0) + 4 * i for read, i in left)
+    tables = table([read.g for read, _ in left], dtype, (N, d)), _every(weights)
+    call = _Pull(S=S, N=N, d=d, threads=len(along), x=address(x, dtype, (N, d)))
+    call.out, call.along = address(out, dtype, (N, d)), address(along, _FLOAT, along.shape)
+    call.g, call.weights = (ctypes.addressof(x) for x in tables)
+    checked(lib.mix_pull(ctypes.byref(call), int(dtype == torch.bfloat16)))
+    return out, along.sum(0)
+
+
+def _every(addresses: Iterable[int]) -> ctypes.Array[ctypes.c_void_p]:
+    found = list(addresses)
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+def _threads(tokens: int) -> int:
+    return max(1, min(threads(), tokens // 16))
+
+
 class _Run:
     """The inputs as the kernel takes them, and the struct that points to them; this object keeps them alive."""
 
@@ -83,7 +129,7 @@ class _Run:
             n=len(sources),
             N=self.shape[0],
             d=d,
-            threads=max(1, min(threads(), self.shape[0] // 16)),
+            threads=_threads(self.shape[0]),
             kind=kind,
         )
         self.call.sources, self.call.weights = (ctypes.addressof(x) for x in self.tables)
