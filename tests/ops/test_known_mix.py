@@ -76,8 +76,15 @@ def test_any_backward_pass(use, inputs, known, soft, mixes):
     assert set(mixes) <= {0, 1, 3, 6, 10}
 
 
-@pytest.mark.parametrize("backend", ["plain", "auto"])
-@pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [
+        (torch.float64, "auto"),
+        (torch.float32, "auto"),
+        pytest.param(torch.float32, "plain", marks=pytest.mark.full),
+    ],
+    ids=["float64", "float32", "float32-plain"],
+)
 @pytest.mark.parametrize("depth", METHODS)
 def test_a_step(depth, dtype, backend, pushed, monkeypatch, mixes):
     monkeypatch.setenv("TWOAXIS_BACKEND", backend)
