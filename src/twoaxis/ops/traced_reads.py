@@ -30,7 +30,7 @@ def known_read(t: Tape, query: Array, sources: Sequence[Array], gain: bool) -> A
             {"native": True, "back_launches": 9},
         )  # the gain is looked at for a 0
     else:
-        launches, moved, about = 2 * n + 20 + gain + scaling, (4 * n + 5) * x.nbytes, {}
+        launches, moved, about = 2 * n + 19 + gain + scaling, (4 * n + 5) * x.nbytes, {}
     return t.run(
         "depth_read",
         inputs,
