@@ -154,12 +154,19 @@ def test_a_tied_table_counts_once_in_the_norm():
 
 @pytest.mark.parametrize("largest", [0, 4.9, 5, 5 + 5e-7, 5.1], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_clipping_is_torch_s_to_the_bit(largest, dtype):
+@pytest.mark.parametrize("one", [3.0, float("inf"), float("nan")])
+def test_clipping_is_torch_s_to_the_bit(largest, dtype, one):
     """Where the factor is 1 it is not multiplied."""
-    grads = [torch.tensor([3.0, 0, 4], dtype=dtype), torch.tensor([1e-3], dtype=dtype)]
+    grads = [torch.tensor([one, 0, 4], dtype=dtype), torch.tensor([1e-3], dtype=dtype)]
     ours, theirs = ([nn.Parameter(torch.zeros_like(g)) for g in grads] for _ in range(2))
     for p, g in zip((*ours, *theirs), (*grads, *grads), strict=True):
         p.grad = g.clone()
     found = clip_gradients(ours, largest)
-    assert found == float(nn.utils.clip_grad_norm_(theirs, largest or float("inf")))
-    assert [a.grad.equal(b.grad) for a, b in zip(ours, theirs, strict=True)] == [True, True]
+    if largest:
+        norm = nn.utils.clip_grad_norm_(theirs, largest)
+    else:
+        norm = nn.utils.get_total_norm(grads)  # 0 leaves gradients alone
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(found, float(norm), **exactly)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, **exactly)

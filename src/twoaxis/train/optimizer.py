@@ -110,6 +110,6 @@ def clip_gradients(parameters: Iterable[Tensor], largest: float) -> float:
     """Scale all gradients to a common norm of at most `largest` (0: leave them); returns the norm before."""
     held = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
-    if 0 < largest < float(norm) + TINY:  # else the factor is 1: no pass over all gradients
+    if largest > 0 and not float(norm) + TINY <= largest:  # else the factor is 1: no pass over all gradients
         nn.utils.clip_grads_with_norm_(held, largest, norm)
     return float(norm)
