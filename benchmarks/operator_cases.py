@@ -13,6 +13,7 @@ from twoaxis import Context
 from twoaxis.depth import build
 from twoaxis.ops import choice, depth_read, depthwise_causal_conv, known_sums, local_attention, mix, pulled
 from twoaxis.ops.native import depth_pull, known_read
+from twoaxis.ops.owed import Sums
 from twoaxis.ops.token_read import Options
 
 Run = Callable[[], object]
@@ -108,7 +109,7 @@ def known(dtype: torch.dtype) -> Iterator[Case]:
         seen = [known_sums.Seen.of(x, 1e-6) for x in xs]
         _, dots, lse, _ = known_sums.read(o, w, gain, seen)
         mean = torch.randn(2048)
-        left = [(known_sums.Later(o, 0, w, x, dots, lse, mean), i) for i, x in enumerate(xs)]
+        left = [(known_sums.Later(Sums(1), 0, o, w, x, dots, lse, mean), i) for i, x in enumerate(xs)]
         reads: dict[str, Run] = {"plain": partial(known_sums.read, o, w, gain, seen)}
         pulls: dict[str, Run] = {"plain": partial(known_sums.gathered, xs[0], left)}
         if library is not None and puller is not None:

@@ -11,6 +11,7 @@ from twoaxis.errors import InputError
 from twoaxis.ops import choice, mix, mix_sums, rebuilt, reference
 from twoaxis.ops.known_mix import softmaxed, weights_of
 from twoaxis.ops.native import mix as native
+from twoaxis.ops.owed import Sums
 
 assert pushed
 METHODS = {  # mixes by known weights of three blocks
@@ -208,8 +209,12 @@ def test_the_kernel_equals_the_plain_sums(dtype):
         xs, w = [torch.randn(N, d).to(dtype) for _ in range(S)], torch.randn(S)
         out = mix_sums.mixed(w.double(), [x.double() for x in xs])
         assert error(native.mixed(library, w, xs), out) <= eps
-        left = [(mix_sums.Mixed(torch.randn(s + 1), 3 * s, torch.randn(N, d).to(dtype)), s) for s in range(S)]
-        wide = [(mix_sums.Mixed(m.weights.double(), m.place, m.g.double()), i) for m, i in left]
+        sums = Sums(4 * S)
+        left = [
+            (mix_sums.Mixed(sums, 3 * s, torch.randn(s + 1), torch.randn(N, d).to(dtype)), s)
+            for s in range(S)
+        ]
+        wide = [(mix_sums.Mixed(sums, m.place, m.weights.double(), m.g.double()), i) for m, i in left]
         total, along = native.gathered(library, xs[0], left)
         exact = mix_sums.gathered(xs[0].double(), wide)
         assert error(total, exact[0]) <= eps

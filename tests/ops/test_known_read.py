@@ -9,6 +9,7 @@ from test_pulled import USES, close, model
 from configurations import tokens
 from twoaxis.ops import choice, depth_read, known_sums, rebuilt, reference
 from twoaxis.ops.native import known_read as native
+from twoaxis.ops.owed import Sums
 from twoaxis.ops.token_read import Options
 
 
@@ -174,11 +175,11 @@ def test_the_kernels_equal_the_plain_sums(dtype):
         behind = native.back(library, 1e-3, *args)
         for a, b in zip(behind, known_sums.back(1e-3, *(x.double() for x in args)), strict=True):
             assert error(a, b) <= (eps if a.dtype == dtype else 1e-4)
-        left, exact_left = [], []
+        left, exact_left, sums = [], [], Sums(n)
         for s in range(n):
             parts = (torch.randn(d), torch.randn(N, d).to(dtype), dots, lse, torch.randn(N))
-            left.append((known_sums.Later(o, s, *parts), s))
-            exact_left.append((known_sums.Later(o, s, *(x.double() for x in parts)), s))
+            left.append((known_sums.Later(sums, s, o, *parts), s))
+            exact_left.append((known_sums.Later(sums, s, o, *(x.double() for x in parts)), s))
         total, c = native.gathered(puller, xs[0], left)
         exact_total, exact_c = known_sums.gathered(xs[0].double(), exact_left)
         assert error(total, exact_total) <= 2 * eps

@@ -27,7 +27,8 @@ from . import choice, mix_sums, rebuilt
 from .first_order import first_order
 from .mix_sums import Mixed
 from .native import mix as native
-from .precision import compute_dtype, full_precision
+from .owed import Sums
+from .precision import compute_dtype
 
 
 def weights_of(model: nn.Module) -> list[tuple[Tensor, bool]]:
@@ -48,29 +49,6 @@ def softmaxed(logits: Tensor) -> Tensor:
     return logits.softmax(0) if made is None else made
 
 
-class Sums:
-    """Gradients of all known weights, one after the other, as a pass adds them up."""
-
-    def __init__(self) -> None:
-        self.total: tuple[int, Tensor, set[int]] | None = (
-            None  # the pass, the sums, places of mixes that added
-        )
-
-    def add(self, size: int, left: list[tuple[Mixed, int]], d: Tensor) -> None:
-        """d: of the i-th weight of each mix. size: of all."""
-        now = torch._C._current_graph_task_id()
-        if self.total is None or self.total[0] != now:
-            self.total = now, d.new_zeros(size), set()
-        at = torch.tensor([mix.place + i for mix, i in left], device=d.device)
-        self.total[1].index_add_(0, at, d)
-        self.total[2].update(mix.place for mix, _ in left)
-
-    def take(self) -> tuple[Tensor, set[int]] | None:
-        """What was added in the present pass."""
-        total, self.total = self.total, None
-        return total[1:] if total is not None and total[0] == torch._C._current_graph_task_id() else None
-
-
 class Weights:
     """The known weights of a loop. anchor: what a source's node holds on to so that theirs runs after it."""
 
@@ -79,10 +57,10 @@ class Weights:
         self.given = [x for x, _ in usable]  # alive, since they are known by their ids
         self.made = {id(x): x.softmax(0) if soft else x for x, soft in usable}
         self.places: dict[int, int] = {}
-        self.size = 0
-        for w in self.made.values():
-            self.places[id(w)], self.size = self.size, self.size + len(w)
-        self.sums, every = Sums(), list(self.made.values())
+        every, size = list(self.made.values()), 0
+        for w in every:
+            self.places[id(w)], size = size, size + len(w)
+        self.sums = Sums(size)  # of all weights' gradients, one after the other
         self.anchor = _Weights.apply(self.sums, *every) if every else torch.empty(0)
 
 
@@ -109,8 +87,10 @@ class _Weights(torch.autograd.Function):
         found, place = ctx.sums.take(), 0
         grads: list[Tensor | None] = []
         for n, dtype in ctx.kinds:
-            used = found is not None and place in found[1]
-            grads.append(found[0][place : place + n].to(dtype, copy=True) if used and found else None)
+            unused = found is None or found[1].isdisjoint(range(place, place + n))
+            grads.append(
+                None if found is None or unused else found[0][place : place + n].to(dtype, copy=True)
+            )
             place += n
         return None, *grads
 
@@ -130,12 +110,13 @@ def known_mix(sources: Sequence[Tensor], weights: Tensor) -> Tensor | None:
         return None
     pull, rows, newest = found
     library = choice.kernel("mix", (newest,), (weights,)) if newest.numel() else None
-    out: Tensor = _KnownMix.apply(library, pull, place, weights.detach(), rows, newest)
+    out: Tensor = _KnownMix.apply(library, pull, (known.sums, place), weights.detach(), rows, newest)
     return out
 
 
 class _KnownMix(torch.autograd.Function):
-    """Kept are the weights. rows: the sources (N, d), contiguous; newest: of their handles."""
+    """Kept are the weights. place: where their gradients belong. rows: the sources (N, d), contiguous; newest: of their
+    handles."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
@@ -153,18 +134,6 @@ class _KnownMix(torch.autograd.Function):
         (weights,), (shape, dtype) = ctx.saved_tensors, ctx.kind
         if dout is not None:
             g = dout.to(dtype).reshape(shape).contiguous()
-            ctx.pull.leave(Mixed(weights.to(compute_dtype(g)).contiguous(), ctx.place, g))
+            sums, place = ctx.place
+            ctx.pull.leave(Mixed(sums, place, weights.to(compute_dtype(g)).contiguous(), g))
         return (None,) * 6
-
-
-def gather(sums: Sums, size: int, x: Tensor, every: list[tuple[Any, int]]) -> list[Tensor]:
-    """Part of the gradient of one source x (N, d); adds to those of the weights."""
-    left = [(read, i) for read, i in every if isinstance(read, Mixed)]
-    if not left:
-        return []
-    library = choice.kernel("mix", (x,)) if x.numel() else None
-    run = mix_sums.gathered if library is None else partial(native.gathered, library)
-    with full_precision(x):
-        total, along = run(x, left)
-    sums.add(size, left, along)
-    return [total]

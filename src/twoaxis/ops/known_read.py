@@ -31,6 +31,7 @@ from . import choice, known_sums
 from .first_order import first_order
 from .known_sums import Later
 from .native import known_read as native
+from .owed import Sums
 from .precision import full_precision
 
 if TYPE_CHECKING:
@@ -53,29 +54,15 @@ class Known:
         usable = (pair for pair in queries if all(x is None or choice.ordinary(x) for x in pair))
         once = {_names(*pair): pair for pair in usable}  # modules may share one
         self.rows, plain = {names: row for row, names in enumerate(once)}, list(once.values())
-        self.total: tuple[int, Tensor, set[int]] | None = (
-            None  # the pass, gradients of w (R, d), which have one
-        )
+        self.sums = Sums(len(plain))  # of gradients of w, (R, d)
         self.d = {pair[0].shape for pair in plain}
         tensors = (x for pair in plain for x in pair)
-        self.anchor = _Queries.apply(self, *tensors) if len(self.d) == 1 else torch.empty(0)
+        self.anchor = _Queries.apply(self.sums, *tensors) if len(self.d) == 1 else torch.empty(0)
 
-    def row(self, query: Tensor, gain: Tensor | None) -> int | None:
-        """Its number, None for a query that nobody announced."""
-        return self.rows.get(_names(query, gain)) if self.anchor.requires_grad else None
-
-    def add(self, rows: list[int], d: Tensor) -> None:
-        """Add to gradients of keyed queries, (S, d)."""
-        now = torch._C._current_graph_task_id()
-        if self.total is None or self.total[0] != now:
-            self.total = now, d.new_zeros(len(self.rows), d.shape[1]), set()
-        self.total[1].index_add_(0, torch.tensor(rows, device=d.device), d)
-        self.total[2].update(rows)
-
-    def take(self) -> tuple[Tensor, set[int]] | None:
-        """What was added in the present pass."""
-        total, self.total = self.total, None
-        return total[1:] if total is not None and total[0] == torch._C._current_graph_task_id() else None
+    def place(self, query: Tensor, gain: Tensor | None) -> tuple[Sums, int] | None:
+        """Of its gradient, None for a query that nobody announced."""
+        row = self.rows.get(_names(query, gain)) if self.anchor.requires_grad else None
+        return None if row is None else (self.sums, row)
 
 
 def _names(query: Tensor, gain: Tensor | None) -> tuple[int, int]:
@@ -86,8 +73,8 @@ class _Queries(torch.autograd.Function):
     """Nothing; backward gives every query what the sources gathered for it."""
 
     @staticmethod
-    def forward(ctx: Any, known: Known, *tensors: Tensor | None) -> Tensor:
-        ctx.known = known
+    def forward(ctx: Any, sums: Sums, *tensors: Tensor | None) -> Tensor:
+        ctx.sums = sums
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         return torch.empty(0)
@@ -95,7 +82,7 @@ class _Queries(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, found = ctx.saved_tensors, ctx.known.take()
+        tensors, found = ctx.saved_tensors, ctx.sums.take()
         if found is None:
             return (None,) * (1 + len(tensors))
         grads: list[Tensor | None] = []
@@ -117,11 +104,11 @@ def known_read(
     found = known(query, key_gain, sources, o.eps)
     if found is None or (output_gain is not None and output_gain.shape != query.shape):
         return None
-    row, pull, seen, newest = found
+    place, pull, seen, newest = found
     library = None
     if newest.numel():
         library = choice.kernel("known_read", (newest,), (query, key_gain, output_gain))
-    out: Tensor = _KnownRead.apply(library, o, pull, row, (query, key_gain), seen, output_gain, newest)
+    out: Tensor = _KnownRead.apply(library, o, pull, place, (query, key_gain), seen, output_gain, newest)
     return out, query
 
 
@@ -130,14 +117,14 @@ class _KnownRead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        library, o, pull, row, query, seen, gain, newest = args
+        library, o, pull, place, query, seen, gain, newest = args
         with full_precision(newest):
             w = _keyed(query, seen[0].factor.dtype)
             run = known_sums.read if library is None else partial(native.read, library)
             out, dots, lse, rho = run(o, w, gain, seen)
         out = out.view(newest.shape)
         again = gain is not None and bool((gain.abs() < SMALLEST).any())  # h cannot be had from the output
-        ctx.o, ctx.pull, ctx.row, ctx.library = o, pull, row, library
+        ctx.o, ctx.pull, ctx.place, ctx.library = o, pull, place, library
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*query, gain, out, dots, lse, rho, *([x.rows for x in seen] if again else ()))
         return out
@@ -163,7 +150,8 @@ class _KnownRead(torch.autograd.Function):
                         inverse = 1 / known
                     run = known_sums.back if ctx.library is None else partial(native.back, ctx.library)
                     g, mean, dgain = run(o.output_eps, known.contiguous(), inverse, y, rho, dy)
-            ctx.pull.leave(Later(o, ctx.row, w, g, dots, lse, mean))
+            sums, row = ctx.place
+            ctx.pull.leave(Later(sums, row, o, w, g, dots, lse, mean))
         dgain = None if dgain is None or gain is None else dgain.to(gain.dtype)
         return None, None, None, None, None, None, dgain, None
 
@@ -171,16 +159,3 @@ class _KnownRead(torch.autograd.Function):
 def _keyed(query: Query, dtype: torch.dtype) -> Tensor:
     w = query[0].to(dtype)
     return w.contiguous() if query[1] is None else w * query[1].to(dtype)
-
-
-def gather(known: Known, x: Tensor, every: list[tuple[Any, int]]) -> list[Tensor]:
-    """Parts of the gradient of one source x (N, d); adds to those of the queries."""
-    left = [(read, i) for read, i in every if isinstance(read, Later)]
-    library, sums = choice.kernel("known_pull", (x,)) if left else None, []
-    for group in dict.fromkeys((read.options.eps, read.options.scale) for read, _ in left):
-        reads = [(read, i) for read, i in left if (read.options.eps, read.options.scale) == group]
-        run = known_sums.gathered if library is None else partial(native.gathered, library)
-        total, c = run(x.contiguous(), reads)
-        known.add([read.row for read, _ in reads], c @ x.to(c.dtype))
-        sums.append(total)
-    return sums

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from . import choice
+from .native import known_read as native
 from .native.call import address
+from .owed import Owed, Sums
 from .precision import compute_dtype, token_chunks
 
 if TYPE_CHECKING:
@@ -34,12 +38,13 @@ class Seen:
 
 
 @dataclass(eq=False)
-class Later:
-    """What such a read leaves: g (N, d), its query w (d,), dots <w, v_i> (n, N), log-sum-exp and <g, h> (N,). at:
-    where g, w, dots, log-sum-exp and <g, h> are, for kernels."""
+class Later(Owed):
+    """What such a read leaves: g (N, d), its query w (d,), dots <w, v_i> (n, N), log-sum-exp and <g, h> (N,). sums,
+    row: where the gradient of w belongs. at: where g, w, dots, log-sum-exp and <g, h> are, for kernels."""
 
-    options: Options
+    sums: Sums
     row: int
+    options: Options
     query: Tensor
     g: Tensor
     dots: Tensor
@@ -54,6 +59,18 @@ class Later:
         scalars = ((self.query, (d,)), (self.dots, (n, N)), (self.lse, (N,)), (self.mean, (N,)))
         at = (address(self.g, self.g.dtype, (N, d)), *(address(x, wide, shape) for x, shape in scalars))
         self.at = tuple(x or 0 for x in at)
+
+    @classmethod
+    def gather(cls, x: Tensor, left: Sequence[tuple[Later, int]]) -> list[Tensor]:
+        """See `Owed`; one part for each kind of key norm and scale."""
+        library, parts = choice.kernel("known_pull", (x,)), []
+        for group in dict.fromkeys((read.options.eps, read.options.scale) for read, _ in left):
+            reads = [(read, i) for read, i in left if (read.options.eps, read.options.scale) == group]
+            run = gathered if library is None else partial(native.gathered, library)
+            total, c = run(x.contiguous(), reads)
+            reads[0][0].sums.add([read.row for read, _ in reads], c @ x.to(c.dtype))
+            parts.append(total)
+        return parts
 
 
 def read(
@@ -115,7 +132,7 @@ def back(
     return g, mean, dgain
 
 
-def gathered(x: Tensor, left: list[tuple[Later, int]]) -> tuple[Tensor, Tensor]:
+def gathered(x: Tensor, left: Sequence[tuple[Later, int]]) -> tuple[Tensor, Tensor]:
     """sum_s a_s g_s + c_s w_s - x (r^2 / d) sum_s c_s <w_s, x> of a source x (N, d) in its dtype, and c (S, N)."""
     o, dtype = left[0][0].options, left[0][0].dots.dtype
     out, c = (

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from . import choice
 from .checks import source_dtype
+from .native import mix as native
+from .owed import Owed, Sums
 from .precision import compute_dtype, full_precision, token_chunks
 
 
 @dataclass(eq=False)
-class Mixed:
-    """What a mix by known weights leaves to its sources: w (n,) in the dtype of sums, its place among all known
-    weights, and g = dL/dh (N, d)."""
+class Mixed(Owed):
+    """What a mix by known weights leaves to its sources: w (n,) in the dtype of sums, their place among all known
+    weights, whose gradients `sums` has, and g = dL/dh (N, d)."""
 
-    weights: Tensor
+    sums: Sums
     place: int
+    weights: Tensor
     g: Tensor
+
+    @classmethod
+    def gather(cls, x: Tensor, left: Sequence[tuple[Mixed, int]]) -> list[Tensor]:
+        """See `Owed`."""
+        library = choice.kernel("mix", (x,)) if x.numel() else None
+        run = gathered if library is None else partial(native.gathered, library)
+        total, along = run(x, left)
+        left[0][0].sums.add([mix.place + i for mix, i in left], along)
+        return [total]
 
 
 def mixed(weights: Sequence[Tensor] | Tensor, sources: Sequence[Tensor]) -> Tensor:
@@ -38,7 +52,7 @@ def mixed(weights: Sequence[Tensor] | Tensor, sources: Sequence[Tensor]) -> Tens
     return out.view(shape)
 
 
-def gathered(x: Tensor, left: list[tuple[Mixed, int]]) -> tuple[Tensor, Tensor]:
+def gathered(x: Tensor, left: Sequence[tuple[Mixed, int]]) -> tuple[Tensor, Tensor]:
     """sum_s w_s g_s of a source x (N, d) in its dtype, and <g_s, x> over all tokens, (S,)."""
     dtype = left[0][0].weights.dtype
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -9,7 +9,8 @@ notes what a source needs from it: g, the gradient of the weighted sum, and for 
 
 (a: the weight, c: scale r_i times the gradient of the logit, w: the keyed query, r: the key norm's factor). A node
 before the reads of a source runs when all of them have, since autograd counts the edges, and sums them up in one pass:
-S gradients read, one written, in a fixed order.
+S gradients read, one written, in a fixed order. Other operators leave other work: each kind is a class of its own
+(`owed.Owed`) that knows how to gather its part.
 
 A pass through a part of the network pulls from those reads that it ran; a second one (`retain_graph`) runs the reads
 and pulls again. What a pass noted and nobody pulled is told from the next by autograd's number of the pass, and
@@ -25,18 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import choice, known_mix, known_read, rebuilt
+from . import choice, known_mix, rebuilt
 from .first_order import first_order
-from .known_mix import Sums
 from .known_read import Known
-from .known_sums import Later, Seen
-from .mix_sums import Mixed
+from .known_sums import Seen
 from .native import depth_pull
+from .owed import Owed, Sums
 from .precision import compute_dtype, full_precision, token_chunks
 
 
 @dataclass(eq=False)
-class Left:
+class Left(Owed):
     """What a read's backward left to its sources: g (N, d), a, c (n, N, H), k (n, N) and w (1 or N, d)."""
 
     g: Tensor
@@ -45,14 +45,22 @@ class Left:
     backs: Tensor
     query: Tensor
 
+    @classmethod
+    def gather(cls, x: Tensor, left: Sequence[tuple[Left, int]]) -> list[Tensor]:
+        """See `Owed`."""
+        library = None
+        if all(read.weights.shape[-1] == 1 and read.g.dtype == torch.float32 for read, _ in left):
+            library = choice.kernel("depth_pull", (x,))
+        return [gathered(x, left) if library is None else depth_pull.gathered(library, x, left)]
+
 
 @dataclass(eq=False)
 class Source:
     """One source of the loop. left: (the pass, what a read left, its number among that read's sources)."""
 
-    left: list[tuple[int, Left | Later | Mixed, int]] = field(default_factory=list)
+    left: list[tuple[int, Owed, int]] = field(default_factory=list)
 
-    def take(self) -> list[tuple[Left | Later | Mixed, int]]:
+    def take(self) -> list[tuple[Owed, int]]:
         """What the reads of the present pass left, in the order of the forward pass."""
         now, left, self.left = torch._C._current_graph_task_id(), self.left, []
         return [(read, i) for number, read, i in reversed(left) if number == now]
@@ -64,7 +72,7 @@ class Pull:
 
     sources: tuple[Source, ...]
 
-    def leave(self, left: Left | Later | Mixed) -> None:
+    def leave(self, left: Owed) -> None:
         """Called by the read's backward."""
         now = torch._C._current_graph_task_id()
         for i, source in enumerate(self.sources):
@@ -106,19 +114,19 @@ def pulled(sources: tuple[Tensor, ...]) -> tuple[Pull | None, tuple[Tensor, ...]
 
 def known(
     query: Tensor, key_gain: Tensor | None, sources: Sequence[Tensor], eps: float
-) -> tuple[int, Pull, list[Seen], Tensor] | None:
-    """For a read by a query that the loop knows: the query's row, the sources, and the newest one's handle."""
+) -> tuple[tuple[Sums, int], Pull, list[Seen], Tensor] | None:
+    """For a read by a query that the loop knows: where its gradient belongs, the sources, the newest one's handle."""
     loop = rebuilt.current()
     usable = loop is not None and loop.queries and not isinstance(sources, Tensor) and sources
-    row = None if loop is None or not usable else known_of(loop).row(query, key_gain)
-    if loop is None or row is None or not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
+    place = None if loop is None or not usable else known_of(loop).place(query, key_gain)
+    if loop is None or place is None or not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
         return None
     found = [loop.sources[id(x)] for x in sources]
     seen = [entry.seen.get(eps) or entry.ready(eps) for entry in found]
     if any(x.kind != seen[0].kind for x in seen) or query.shape != seen[0].kind[0][-1:]:
         return None
     newest = max(found, key=lambda entry: entry.number)
-    return row, Pull(tuple([entry.source for entry in found])), seen, newest.handle
+    return place, Pull(tuple([entry.source for entry in found])), seen, newest.handle
 
 
 def mixed_ones(sources: Sequence[Tensor]) -> tuple[Pull, list[Tensor], Tensor] | None:
@@ -139,9 +147,9 @@ def _entered(loop: rebuilt.Loop, x: Tensor) -> bool:
         return True
     if type(x) is not Tensor or not x.requires_grad:
         return False
-    queries, weights, source, number = known_of(loop), known_mix.known_of(loop), Source(), len(loop.sources)
-    behind = (queries, weights.sums, weights.size)
-    handle = _Gather.apply(source, behind, queries.anchor, weights.anchor, loop.newest_source, x)
+    source, number = Source(), len(loop.sources)
+    anchors = known_of(loop).anchor, known_mix.known_of(loop).anchor
+    handle = _Gather.apply(source, loop.newest_source, x, *anchors)
     loop.newest_source, loop.sources[id(x)] = handle, Entry(x, number, source, handle)
     return True
 
@@ -157,20 +165,12 @@ def known_of(loop: rebuilt.Loop) -> Known:
 class _Gather(torch.autograd.Function):
     """The source itself; backward sums what its reads left.
 
-    behind: what the known queries and weights sum up, whose nodes, the anchors', run after it. before: the source
-    before it, so that this one's node runs first, and so all reads that hold on to it or to a later one."""
+    before: the source before it, so that this one's node runs first, and so all reads that hold on to it or to a later
+    one. anchors: of known queries and weights, whose nodes run after it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        source: Source,
-        behind: tuple[Known, Sums, int],
-        queries: Tensor,
-        weights: Tensor,
-        before: Tensor | None,
-        x: Tensor,
-    ) -> Tensor:
-        ctx.source, ctx.behind = source, behind
+    def forward(ctx: Any, source: Source, before: Tensor | None, x: Tensor, *anchors: Tensor) -> Tensor:
+        ctx.source, ctx.n = source, len(anchors)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x)
         return x.detach()
@@ -178,27 +178,23 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        (x,), left = ctx.saved_tensors, ctx.source.take()
-        rows, total, (queries, sums, size) = x.reshape(-1, x.shape[-1]), grad, ctx.behind
+        (x,), kinds = ctx.saved_tensors, _by_kind(ctx.source.take())
+        rows, total = x.reshape(-1, x.shape[-1]), grad
         with full_precision(x):
-            parts = _gathered(rows, left), known_read.gather(queries, rows, left)
-            for part in (*parts[0], *parts[1], *known_mix.gather(sums, size, rows, left)):
-                total = part.view(x.shape) if total is None else total + part.view(x.shape)
-        return None, None, None, None, None, total
+            for kind, left in kinds.items():
+                for part in kind.gather(rows, left):
+                    total = part.view(x.shape) if total is None else total + part.view(x.shape)
+        return None, None, total, *(None,) * ctx.n
 
 
-def _gathered(x: Tensor, every: list[tuple[Left | Later | Mixed, int]]) -> list[Tensor]:
-    """What reads that made their logits' gradients themselves add to that of a source (N, d)."""
-    left = [(read, i) for read, i in every if isinstance(read, Left)]
-    if not left:
-        return []
-    library = None
-    if all(read.weights.shape[-1] == 1 and read.g.dtype == torch.float32 for read, _ in left):
-        library = choice.kernel("depth_pull", (x,))
-    return [gathered(x, left) if library is None else depth_pull.gathered(library, x, left)]
+def _by_kind(every: list[tuple[Owed, int]]) -> dict[type[Owed], list[tuple[Owed, int]]]:
+    kinds: dict[type[Owed], list[tuple[Owed, int]]] = {}
+    for owed, i in every:
+        kinds.setdefault(type(owed), []).append((owed, i))
+    return kinds
 
 
-def gathered(x: Tensor, left: list[tuple[Left, int]]) -> Tensor:
+def gathered(x: Tensor, left: Sequence[tuple[Left, int]]) -> Tensor:
     """sum_s a_s g_s + c_s w_s + k_s x of one source x (N, d), in its dtype."""
     dtype, out = compute_dtype(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     static = [(read, i) for read, i in left if len(read.query) == 1 and read.weights.shape[-1] == 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ class _Call(ctypes.Structure):
     ]
 
 
-def gathered(library: ctypes.CDLL, x: Tensor, left: list[tuple[Left, int]]) -> Tensor:
+def gathered(library: ctypes.CDLL, x: Tensor, left: Sequence[tuple[Left, int]]) -> Tensor:
     """As `ops.pulled.gathered`, for one head and a float32 or bfloat16 source x (N, d)."""
     (N, d), rows = x.shape, x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)

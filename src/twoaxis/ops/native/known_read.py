@@ -81,7 +81,7 @@ def back(
     return g, mean, dgain.sum(0)
 
 
-def gathered(lib: ctypes.CDLL, x: Tensor, left: list[tuple[Later, int]]) -> tuple[Tensor, Tensor]:
+def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[Later, int]]) -> tuple[Tensor, Tensor]:
     """As `ops.known_sums.gathered`, for a float32 or bfloat16 source x (N, d), of reads with the same options."""
     (N, d), S, dtype = x.shape, len(left), x.dtype
     out, c, o = torch.empty(N, d, dtype=dtype), torch.empty(S, N), left[0][0].options

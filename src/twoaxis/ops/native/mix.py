@@ -91,7 +91,7 @@ def mixed(lib: ctypes.CDLL, weights: Tensor, rows: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def gathered(lib: ctypes.CDLL, x: Tensor, left: list[tuple[Mixed, int]]) -> tuple[Tensor, Tensor]:
+def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[Mixed, int]]) -> tuple[Tensor, Tensor]:
     """As `ops.mix_sums.gathered`, for a float32 or bfloat16 source x (N, d)."""
     (N, d), S, dtype, x = x.shape, len(left), x.dtype, x.contiguous()
     out, along = torch.empty(N, d, dtype=dtype), torch.zeros(_threads(N), S)
