@@ -94,8 +94,8 @@ def backends(args: Args) -> int:
     """Every backend in one table, and the calls that each takes."""
     from twoaxis.ops import choice
     from twoaxis.ops.native import levels
-    from twoaxis.verify.backends import attention_by, uses
     from twoaxis.verify.backends import backends as rows_of
+    from twoaxis.verify.uses import attention_by, uses
 
     if args.device != "cpu" or args.dtype != "float64":
         raise InputError("--backends runs on the CPU in every dtype; leave out --device and --dtype")

@@ -1,61 +1,92 @@
-"""Operators that need no more than a call to be checked: depth mixing, convolution, and what every model is made of."""
+"""The operators that are checked by one call: their inputs, how they are called, and which kernel is theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from twoaxis import ops
+from twoaxis.ops import reference
 from twoaxis.ops.precision import compute_dtype
 
+Shape = tuple[int, ...]
 TOKENS = (3, 43)
-KERNELS = {
-    "depthwise_causal_conv": "causal_conv",
-    "add_rms_norm": "rms_norm",
-}  # others are named as the operator
-TWICE = ("add_rms_norm", "swiglu")  # torch's own operations round to bfloat16 in between
+SOURCE = (*TOKENS, 33)
+STREAMS = (*TOKENS, 4, 33)
 
 
 class Operator(NamedTuple):
-    """An operator of `ops` and of `ops.reference`: its inputs in float64, and how either is called on them."""
+    """An operator of `ops` whose equation in `ops.reference` has the same name and signature."""
 
     name: str
+    shapes: list[Shape]
+    call: Callable[..., Tensor]  # of the operator or its equation, on inputs of these shapes
     kernel: str
-    inputs: list[Tensor]
-    call: Callable[..., Tensor]
-    roundings: int
+    roundings: tuple[int, int] = (1, 1)  # to bfloat16, in a row: by torch's own operations, by a kernel
+
+    def inputs(self) -> list[Tensor]:
+        """Normal numbers of a fixed seed in float64."""
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in self.shapes]
+
+    def fast(self, *inputs: Tensor) -> Tensor:
+        """By the operator, whichever backend it takes."""
+        return self.call(getattr(ops, self.name), *inputs)
+
+    def exact(self, *inputs: Tensor) -> Tensor:
+        """By the equation."""
+        return self.call(getattr(reference, self.name), *inputs)
 
 
-def operators() -> Iterator[Operator]:
-    """Sizes are odd, inputs normal numbers of a fixed seed."""
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(33, TOKENS, generator=generator)
+def operators() -> list[Operator]:
+    """Sizes are odd."""
+    x, read = SOURCE, (*TOKENS, 4)
+    return [
+        Operator("depth_read", [(33,), (33,), (33,), *[x] * 7], _depth_read, "depth_read"),
+        Operator("delta_rewrite", [(*x, 4), x, read, TOKENS], lambda f, *xs: f(*xs, 1e-5), "delta_rewrite"),
+        Operator(
+            "stream_read",
+            [STREAMS, read, (33,)],
+            lambda f, x, w, gain: f(x, w, gain=gain, eps=1e-6),
+            "streams",
+        ),
+        Operator("stream_scores", [STREAMS, (33, 6)], lambda f, x, matrix: f(x, matrix, 1e-6), "streams"),
+        Operator("stream_write", [STREAMS, (*TOKENS, 4, 4), read, x], lambda f, *xs: f(*xs), "streams"),
+        Operator("mix", [(7,), *[x] * 7], lambda f, w, *sources: f(sources, w), "mix"),
+        Operator(
+            "depthwise_causal_conv",
+            [x, (33, 4), (3, 3, 33)],
+            lambda f, x, w, past: f(x, w, history=past),
+            "causal_conv",
+        ),
+        Operator("rms_norm", [x, (33,)], lambda f, x, gain: f(x, gain, 1e-6), "rms_norm"),
+        Operator(
+            "add_rms_norm",
+            [x, x, (33,)],
+            lambda f, x, y, gain: torch.cat(f(x, y, gain, 1e-6), -1),
+            "rms_norm",
+            roundings=(2, 2),  # the norm is of the rounded sum
+        ),
+        Operator("swiglu", [(*TOKENS, 66)], lambda f, x: f(x), "swiglu", roundings=(2, 1)),
+        Operator("rotate", [(*TOKENS, 2, 33)], _rotate, "rotate"),
+        Operator("token_loss", [x], _token_loss, "token_loss"),
+    ]
+
+
+def _depth_read(
+    f: Callable[..., Tensor], query: Tensor, key: Tensor, out: Tensor, *sources: Tensor
+) -> Tensor:
+    return f(query, sources, key_gain=key, output_gain=out, output_eps=1e-6)
+
+
+def _rotate(f: Callable[..., Tensor], x: Tensor) -> Tensor:
     angles = torch.arange(43 * 15).view(43, 1, 15) / 7  # of 30 of 33 features
+    return f(x, *(g.to(compute_dtype(x)) for g in (angles.cos(), angles.sin())))
 
-    def turned(f: Callable[..., Tensor], x: Tensor) -> Tensor:
-        return f(x, *(g.to(compute_dtype(x)) for g in (angles.cos(), angles.sin())))
 
-    x = (*TOKENS, 33)
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "mix": [(7,), *[x] * 7],
-        "depthwise_causal_conv": [x, (33, 4), (3, 3, 33)],
-        "rms_norm": [x, (33,)],
-        "add_rms_norm": [x, x, (33,)],
-        "swiglu": [(*TOKENS, 66)],
-        "rotate": [(*TOKENS, 2, 33)],
-        "token_loss": [x],
-    }
-    calls: dict[str, Callable[..., Tensor]] = {
-        "mix": lambda f, w, *sources: f(sources, w),
-        "depthwise_causal_conv": lambda f, x, w, past: f(x, w, history=past),
-        "rms_norm": lambda f, x, gain: f(x, gain, 1e-6),
-        "add_rms_norm": lambda f, x, y, gain: torch.cat(f(x, y, gain, 1e-6), -1),
-        "swiglu": lambda f, x: f(x),
-        "rotate": turned,
-        "token_loss": lambda f, x: f(x, targets) / targets.numel(),
-    }
-    for name, call in calls.items():
-        inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes[name]]
-        yield Operator(name, KERNELS.get(name, name), inputs, call, 1 + (name in TWICE))
+def _token_loss(f: Callable[..., Tensor], x: Tensor) -> Tensor:
+    targets = torch.randint(33, TOKENS, generator=torch.Generator().manual_seed(0))
+    return f(x, targets) / targets.numel()
