@@ -132,7 +132,10 @@ class _DepthRead(torch.autograd.Function):
                 xs = read.take(t)
                 read.score(xs, t, dots, norms)
                 a = read.weights(dots[:, t], read.rows(norms, t), t)
-                out[t] = read.normed(read.mix(xs, a))
+                if o.output_eps is None and out.dtype == read.dtype:
+                    read.mix(xs, a, out[t])
+                else:
+                    out[t] = read.normed(read.mix(xs, a))
                 if weights is not None:
                     weights[:, t] = a
         ctx.o, ctx.pull = o, pull
@@ -156,7 +159,7 @@ class _DepthRead(torch.autograd.Function):
                 xs, factors = read.take(t), read.rows(norms, t)
                 a = read.weights(dots[:, t], factors, t)
                 dmix = read.output_gradient(xs, a, dout, t, dgain)
-                da = torch.stack([read.dot(x, dmix) for x in xs])
+                da = torch.stack([read.dot(x.to(read.dtype), dmix) for x in xs])
                 if dweights is not None:
                     da += dweights[:, t]
                 ds = read.logit_gradient(a, da, t)

@@ -57,9 +57,8 @@ class TokenRead:
     @property
     def chunks(self) -> list[slice]:
         """Slices of the tokens."""
-        copies = sum(x.dtype != self.dtype for x in self.sources)
         x = self.sources[0]
-        return list(token_chunks(len(x), self.d * (1 + copies), x))
+        return list(token_chunks(len(x), self.d, x))
 
     def empty(self, dtype: torch.dtype) -> Tensor:
         """An (N, d) tensor to be filled."""
@@ -67,7 +66,8 @@ class TokenRead:
         return torch.empty(x.shape, dtype=dtype, device=x.device)
 
     def take(self, t: slice) -> list[Tensor]:
-        return [x[t].to(self.dtype) for x in self.sources]
+        """The sources of a chunk; each is turned into the compute dtype where it is used, one at a time."""
+        return [x[t] for x in self.sources]
 
     def rows(self, x: Tensor, t: slice) -> Tensor:
         """The tokens of a chunk from (n, N, ...) or, if they are all the same, (n, 1, ...)."""
@@ -91,12 +91,16 @@ class TokenRead:
         return x @ w.mT if len(w) == 1 else (x * w).sum(-1, keepdim=True)
 
     def score(self, xs: list[Tensor], t: slice, dots: Tensor, norms: Tensor) -> None:
-        """Fill in <w, v_i>, (n, N, H), and r_i, (n, N, 1)."""
+        """Fill in <w, v_i>, (n, N, H), and r_i, (n, N, 1): both while the source is in the cache."""
         w = self.query(t)
-        dots[:, t] = torch.stack([self.dot(x, w) for x in xs])
+        lengths = norms[:, t] if self.o.eps is not None else norms.expand(len(xs), -1, -1)
+        for x, dot, length in zip(xs, dots[:, t].unbind(0), lengths.unbind(0)):
+            x = x.to(self.dtype)
+            dot.copy_(self.dot(x, w))
+            if self.o.eps is not None:
+                torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=length)
         if self.o.eps is not None:
-            lengths = torch.stack([torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in xs])
-            norms[:, t] = lengths.square_().div_(self.d).add_(self.o.eps).rsqrt_()
+            lengths.square_().div_(self.d).add_(self.o.eps).rsqrt_()
 
     def weights(self, dots: Tensor, factors: Tensor, t: slice) -> Tensor:
         """Normalised over the sources, dimension 0: (n, c, H)."""
@@ -112,14 +116,15 @@ class TokenRead:
             return logits.sigmoid()
         return logits if hidden is None else logits.masked_fill(hidden, 0.0)
 
-    def mix(self, xs: list[Tensor], a: Tensor) -> Tensor:
-        """sum_i a_i v_i: (c, d)."""
-        total = torch.empty_like(xs[0], memory_format=torch.contiguous_format)
+    def mix(self, xs: list[Tensor], a: Tensor, total: Tensor | None = None) -> Tensor:
+        """sum_i a_i v_i: (c, d), in `total` if that is given."""
+        if total is None:
+            total = torch.empty(xs[0].shape, dtype=self.dtype, device=xs[0].device)
         first, *rest = self.per_source(a)
         split = self.split(total)
-        torch.mul(self.split(xs[0]), first, out=split)
+        torch.mul(self.split(xs[0].to(self.dtype)), first, out=split)
         for x, weight in zip(xs[1:], rest):
-            split.addcmul_(self.split(x), weight)
+            split.addcmul_(self.split(x.to(self.dtype)), weight)
         return total
 
     def normed(self, h: Tensor) -> Tensor:
@@ -134,7 +139,7 @@ class TokenRead:
     ) -> Tensor:
         """The gradient of the read before its output norm, (c, d); adds to that of the norm's gain."""
         if dout is None:
-            return torch.zeros_like(xs[0])
+            return torch.zeros(xs[0].shape, dtype=self.dtype, device=xs[0].device)
         dy = dout.reshape(-1, self.d)[t].to(self.dtype)
         if self.o.output_eps is None:
             return dy
@@ -173,6 +178,7 @@ class TokenRead:
         w, g = self.split(self.query(t)), self.split(dmix)
         dw = dkeyed if self.static else dkeyed[t]
         for x, ai, ci, back, whole in zip(xs, self.per_source(a), self.per_source(c), inward, dsources):
+            x = x.to(self.dtype)
             self._add_keyed(x, ci, dw)
             if whole is None:
                 continue
