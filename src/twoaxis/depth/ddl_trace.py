@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twoaxis.depth.trace import Trace
-from twoaxis.ops import traced
+from twoaxis.ops import traced, traced_tokens
 from twoaxis.tape import Array
 from twoaxis.types import Reads
 
@@ -22,7 +22,7 @@ class DDLTrace(Trace):
         if not cfg.embeds:
             return t.run("repeat", (x,), t.array(x.width * cfg.value_dim, x.itemsize))
         weight = t.weight(x.width * cfg.value_dim * cfg.embed_kernel)
-        return traced.causal_conv(t, x, weight, cfg.embed_kernel, channels=cfg.value_dim)
+        return traced_tokens.causal_conv(t, x, weight, cfg.embed_kernel, channels=cfg.value_dim)
 
     def compress(self, X: Array, number: int) -> Array:
         """u (B, T, d), of the state before sublayer `number` of the network."""
@@ -31,7 +31,10 @@ class DDLTrace(Trace):
             return X
         weight = t.weight(d * m * cfg.taps)
         if cfg.compressor == "token":
-            wide, read = traced.causal_conv(t, t.cast(X, t.wide), weight, cfg.taps, flat=False), t.weight(m)
+            wide, read = (
+                traced_tokens.causal_conv(t, t.cast(X, t.wide), weight, cfg.taps, flat=False),
+                t.weight(m),
+            )
             made = t.array(d, t.wide)
             t.run("compress", (wide, read), made, keep=(wide, read), flops=2 * wide.numbers, launches=2)
             return t.state(made)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from twoaxis.cache import Remembers, Slot
 from twoaxis.errors import InputError
 from twoaxis.ops import depthwise_causal_conv
-from twoaxis.ops.traced import causal_conv
+from twoaxis.ops.traced_tokens import causal_conv
 from twoaxis.tape import Array, Tape
 from twoaxis.types import DTYPES, Context, Cost, Shape
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.ops.traced import causal_conv
+from twoaxis.ops.traced_tokens import causal_conv
 from twoaxis.sequence.convolution import TokenMemory, conv_cost, without_padding
 from twoaxis.sequence.mixer import Between, Mixer, Place, SequenceConfig
 from twoaxis.tape import Array, Tape
