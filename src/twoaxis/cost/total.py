@@ -58,6 +58,26 @@ def cost(
 
     Raises InputError for sizes below 1, for more than 2^24 tokens a row and for unknown dtypes.
     """
+    _check(batch_size, seq_len, dtype, max_rollback, phase, backend)
+    shape = Shape(
+        layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype, max_rollback=max_rollback
+    )
+    parts = _stated(cfg, shape)
+    tape = traced(cfg, batch_size, seq_len, dtype, phase == "decoding", backend)
+    if tape is None:
+        return replace(sum(parts.values(), start=Cost()), by_part=parts)
+    found, alone = counts(tape), FORWARD_ONLY if phase == "decoding" else {}
+    for name, part in parts.items():
+        derived: dict[str, Any] = NOTHING | found[name] | alone
+        parts[name] = replace(part, **derived)
+    whole: dict[str, Any] = {} if alone else {"recomputed_bytes": recomputed_bytes(tape)}
+    boundary = largest(tape, cfg.depth_config().pushes)
+    return replace(sum(parts.values(), start=Cost()), boundary_bytes=boundary, by_part=parts, **whole)
+
+
+def _check(
+    batch_size: int, seq_len: int, dtype: str, max_rollback: int, phase: Phase, backend: Backend
+) -> None:
     for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
         if type(value) is not int or value < 1:
             raise InputError(f"{name}={value!r}: allowed is an integer of 1 or more")
@@ -69,16 +89,16 @@ def cost(
         raise InputError(f"backend={backend!r}: allowed is 'plain' or 'native'")
     if type(max_rollback) is not int or max_rollback < 0:
         raise InputError(f"max_rollback={max_rollback!r}: allowed is an integer of 0 or more")
-    shape = Shape(
-        layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype, max_rollback=max_rollback
-    )
+
+
+def _stated(cfg: ModelConfig, shape: Shape) -> dict[str, Cost]:
+    """What each part says of itself, with the bytes of its gradients and of AdamW's two moments."""
     depth, table = cfg.depth_config(), cfg.vocab_size * cfg.d_model
+    flops = 2 * table * shape.tokens
     parts = {
         "embedding": Cost(parameters=table),
         "head": Cost(
-            parameters=0 if cfg.tie_embeddings else table,
-            flops_forward=2 * table * shape.tokens,
-            flops_backward=4 * table * shape.tokens,
+            parameters=0 if cfg.tie_embeddings else table, flops_forward=flops, flops_backward=2 * flops
         ),
         "depth": depth.cost(shape),
     }
@@ -86,27 +106,8 @@ def cost(
         for index, core in enumerate(cores):
             options = depth.core_options_at(shape.layout, block, index)
             parts[core.kind] = parts.get(core.kind, Cost()) + core.cost_as_built(shape, block, options)
-    item = DTYPES[dtype].itemsize
-    for name, part in parts.items():
-        parts[name] = replace(
-            part, gradient_bytes=part.parameters * item, optimizer_bytes=2 * part.parameters * item
-        )
-    tape = traced(cfg, batch_size, seq_len, dtype, phase == "decoding", backend)
-    if tape is None:
-        return replace(sum(parts.values(), start=Cost()), by_part=parts)
-    found = counts(tape)
-    for name, part in parts.items():
-        stated: dict[str, Any] = NOTHING | found[name]
-        parts[name] = replace(part, **stated)
-    if phase == "decoding":
-        parts = {name: replace(part, **FORWARD_ONLY) for name, part in parts.items()}
-        return replace(
-            sum(parts.values(), start=Cost()), boundary_bytes=largest(tape, depth.pushes), by_part=parts
-        )
-    total = sum(parts.values(), start=Cost())
-    return replace(
-        total,
-        recomputed_bytes=recomputed_bytes(tape),
-        boundary_bytes=largest(tape, depth.pushes),
-        by_part=parts,
-    )
+    learned = {name: part.parameters * DTYPES[shape.dtype].itemsize for name, part in parts.items()}
+    return {
+        name: replace(part, gradient_bytes=learned[name], optimizer_bytes=2 * learned[name])
+        for name, part in parts.items()
+    }
