@@ -21,8 +21,8 @@ VECTORS = Path(__file__).parents[1] / "golden"
 
 
 BOTH = [
-    "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "mix", "depthwise_causal_conv",
-    "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss",
+    "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "mix", "token_mix",
+    "depthwise_causal_conv", "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss",
 ]  # fmt: skip
 
 
@@ -153,6 +153,7 @@ def test_costs_are_measured_one_way(capsys):
 
 KERNELS = (
     "mix",
+    "token_mix",
     "causal_conv",
     "streams",
     "depth_pull",

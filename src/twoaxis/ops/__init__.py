@@ -11,7 +11,7 @@ from .delta_rewrite import delta_rewrite
 from .depth_read import depth_read
 from .gated_mix import gated_mix
 from .local_attention import local_attention
-from .mix import mix, token_mix
+from .mix import mix
 from .norm import add_rms_norm, rms, rms_norm
 from .rotate import rotate
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
@@ -19,6 +19,7 @@ from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
 from .swiglu import swiglu
 from .token_loss import token_loss
+from .token_mix import token_mix
 from .window import check_window, visible, visible_pairs
 
 __all__ = [

@@ -141,6 +141,20 @@ def _token_weight(w: Tensor, shape: torch.Size) -> Tensor:
     )
 
 
+def check_token_mix(sources: Sequence[Tensor], weights: Tensor) -> None:
+    """Refuse what `token_mix` does not define."""
+    shape = _check_sources(sources)
+    if (
+        weights.ndim < 2
+        or weights.shape[:-2] != shape[:-1]
+        or weights.shape[-1] != len(sources)
+        or not weights.shape[-2]
+    ):
+        raise InputError(
+            f"weights {_shape(weights)} for {len(sources)} sources {tuple(shape)}: give (..., O, n), O >= 1"
+        )
+
+
 def check_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor) -> bool:
     """Refuse what `delta_rewrite` does not define; returns True for an expanded state (..., d, m)."""
     lead, expanded = direction.shape[:-1], state.ndim == direction.ndim + 1

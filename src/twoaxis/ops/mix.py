@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from . import few_tokens
 from .checks import Weights, check_mix
 from .first_order import first_order
@@ -36,22 +35,6 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
         return few_tokens.mix(sources, weights)
     out: Tensor = _Mix.apply(len(every), *every, *sources)
     return out
-
-
-def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
-    """O sums sum_j w_oj x_j of the same sources, by weights of each token's own (MUDDFormer 2502.12170).
-
-    sources: tuple of n tensors (..., d) of one shape. weights: (..., O, n). Returns O tensors (..., d); precision
-    and backward as in `mix`.
-    """
-    shape = sources[0].shape if len(sources) else ()
-    if weights.ndim < 2 or weights.shape[:-2] != shape[:-1] or weights.shape[-1] != len(sources):
-        raise InputError(
-            f"weights {tuple(weights.shape)} for {len(sources)} sources {tuple(shape)}: give (..., O, n)"
-        )
-    if few(sources):
-        return few_tokens.token_mix(sources, weights)
-    return tuple(mix(sources, w.unbind(-1)) for w in weights.unbind(-2))
 
 
 class _Mix(torch.autograd.Function):

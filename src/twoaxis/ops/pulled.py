@@ -130,7 +130,7 @@ def known(
 
 
 def mixed_ones(sources: Sequence[Tensor]) -> tuple[Pull, list[Tensor], Tensor] | None:
-    """For a mix by weights that the loop knows: the sources, as rows (N, d), and the newest one's handle."""
+    """For a mix: the sources, alike, as rows (N, d), and the newest one's handle; None outside of the loop."""
     loop, kind = rebuilt.current(), (sources[0].shape, sources[0].dtype)
     if loop is None or any((x.shape, x.dtype) != kind for x in sources):
         return None

@@ -32,6 +32,10 @@ def _mixed(sources: Any, weights: Any, out: Tensor) -> int:
     return 2 * sum(x.numel() for x in sources)
 
 
+def _mixed_by_token(sources: Any, weights: Tensor, out: Any) -> int:
+    return 2 * weights.shape[-2] * sum(x.numel() for x in sources)
+
+
 def _gated(sources: Any, weights: Tensor, gate: Tensor, out: Any, **options: Any) -> int:
     return 6 * len(gate) * sum(x.numel() for x in sources)
 
@@ -48,6 +52,7 @@ def _convolved(x: Tensor, weight: Tensor, out: Tensor, **options: Any) -> int:
 
 OPERATORS: dict[Any, Formula] = {
     ops.mix: _mixed,
+    ops.token_mix: _mixed_by_token,
     ops.gated_mix: _gated,
     ops.depth_read: _read,
     ops.delta_rewrite: lambda state, *rest: 4 * state.numel(),
@@ -63,6 +68,7 @@ FAST = [  # whose backward passes run products of their own
     sys.modules[f"twoaxis.ops.{name}"].__dict__[cls]
     for name, cls in (
         ("mix", "_Mix"),
+        ("token_mix", "_TokenMix"),
         ("gated_mix", "_GatedMix"),
         ("depth_read", "_DepthRead"),
         ("pulled", "_Gather"),

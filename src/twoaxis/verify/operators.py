@@ -57,6 +57,12 @@ def operators() -> list[Operator]:
         Operator("stream_write", [STREAMS, (*TOKENS, 4, 4), read, x], lambda f, *xs: f(*xs), "streams"),
         Operator("mix", [(7,), *[x] * 7], lambda f, w, *sources: f(sources, w), "mix"),
         Operator(
+            "token_mix",
+            [(*TOKENS, 3, 7), *[x] * 7],
+            lambda f, w, *sources: torch.stack(f(sources, w)),
+            "token_mix",
+        ),
+        Operator(
             "depthwise_causal_conv",
             [x, (33, 4), (3, 3, 33)],
             lambda f, x, w, past: f(x, w, history=past),
