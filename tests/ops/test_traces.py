@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_cases import documents, qkv
 
-from twoaxis.ops import delta_rewrite, depth_read, local_attention, mix
+from twoaxis.ops import delta_rewrite, depth_read, local_attention, mix, token_mix
 
 CALLS = {
     "blocked": lambda x: local_attention(x, 2 * x, 3 * x, 4, backend="blocked"),
@@ -14,6 +14,7 @@ CALLS = {
     "sdpa": lambda x: local_attention(x, x, x, None),
     "depth_read": lambda x: depth_read(x[0, 0, 0], (x, 2 * x), output_eps=1e-6),
     "mix": lambda x: mix((x, 2 * x), x[0, 0, :2, 0]),
+    "token_mix": lambda x: torch.stack(token_mix((x, 2 * x), x[..., :2].unsqueeze(-2))),
     "delta_rewrite": lambda x: delta_rewrite(x, 2 * x, x[..., 0], x[..., 1], 1e-5),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
