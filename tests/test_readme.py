@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import twoaxis
 
@@ -24,3 +26,18 @@ def test_every_method_is_listed_with_its_source(axis: str) -> None:
         assert f"`{name}`" in README
         found = re.search(r"\d{4}\.\d{5}", method.source)
         assert found is None or found[0] in README, f"{name}: {method.source}"
+
+
+def test_the_code_of_the_guide_to_operators_runs() -> None:
+    guide = (Path(__file__).parents[1] / "docs/guides/operators.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)  # this file's own text
+    x, q, h = names["x"], names["q"], names["h"]
+    assert torch.allclose(h, torch.stack(x).sum(0), atol=1e-5)
+    assert names["y"].shape == (*h.shape, 4)
+    assert names["X"].shape == (*h.shape[:2], 4, 64)
+    exact = twoaxis.ops.reference.local_attention(q, q, q, 32)
+    assert torch.allclose(names["o"], exact, atol=1e-5)
+    newest = twoaxis.ops.depthwise_causal_conv(x[0], torch.eye(4)[-1].expand(64, 4))
+    assert torch.equal(newest, x[0])  # the last tap is the present token's
