@@ -3,10 +3,11 @@
     python benchmarks/plain_vs_llama.py [--rounds 5] [--threads 1] [--batch 4] [--seq-len 512]
                                        [--precision both] [--json FILE]
 
-d=512, 12 blocks, 8 heads, SwiGLU 1376, vocabulary 8192 (tied), T=512; float32 and bf16 autocast. Both models, and
-the twoaxis model a second time (A/A), run one step after the other in every round of one process; the order turns
-every round. A step is forward, loss, backward and fused AdamW. CPU time of the process is the figure to trust on a
-shared machine; wall time stands beside it. Reported: median over rounds of (Llama's time / ours), and the range.
+d=512, 12 blocks, 8 heads, SwiGLU 1376, vocabulary 8192 (tied), T=512; float32 and bf16 autocast. Both models, the
+twoaxis model a second time (A/A) and one with TWOAXIS_BACKEND=plain run one step after the other in every round of one
+process; the order turns every round. A step is forward, loss, backward and fused AdamW. CPU time of the process is the
+figure to trust on a shared machine; wall time stands beside it. Reported: median over rounds of (Llama's time / ours),
+and the range. glibc is told to keep memory, for all (the script starts itself again with its variables raised).
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import transformers
+from operators import KEEP, processor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import twoaxis
+from twoaxis.ops import choice
 
 SHAPE = {"vocab": 8192, "d": 512, "blocks": 12, "heads": 8, "hidden": 1376}
 
@@ -49,16 +54,17 @@ def llama() -> torch.nn.Module:
 
 
 def stepper(
-    model: torch.nn.Module, is_llama: bool, tokens: torch.Tensor, autocast: bool
+    model: torch.nn.Module, is_llama: bool, tokens: torch.Tensor, autocast: bool, backend: str = "auto"
 ) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     targets = tokens.roll(-1, 1)
     targets[:, -1] = -100
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(tokens, labels=tokens).loss if is_llama else model.loss(tokens, targets)
-        loss.backward()
+        with choice.requesting(backend):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = model(tokens, labels=tokens).loss if is_llama else model.loss(tokens, targets)
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -72,6 +78,7 @@ def measure(autocast: bool, rounds: int, batch: int, seq_len: int) -> dict[str, 
         "llama": stepper(llama(), True, tokens, autocast),
         "twoaxis": stepper(ours(), False, tokens, autocast),
         "twoaxis again": stepper(ours(), False, tokens, autocast),
+        "plain": stepper(ours(), False, tokens, autocast, "plain"),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for number in range(rounds + 1):  # round 0 warms up
@@ -90,6 +97,7 @@ def measure(autocast: bool, rounds: int, batch: int, seq_len: int) -> dict[str, 
     for kind, index in (("cpu", 0), ("wall", 1)):
         for label, top, bottom in (
             ("llama/twoaxis", "llama", "twoaxis"),
+            ("llama/plain backend", "llama", "plain"),
             ("A/A", "twoaxis again", "twoaxis"),
         ):
             ratios = [a[index] / b[index] for a, b in zip(times[top], times[bottom], strict=True)]
@@ -108,12 +116,16 @@ def main() -> None:
     parser.add_argument("--precision", choices=["float32", "autocast", "both"], default="both")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if any(os.environ.get(k) != v for k, v in KEEP.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP)
     torch.set_num_threads(args.threads)
     wanted = {"float32": [False], "autocast": [True], "both": [False, True]}[args.precision]
     rows = [measure(autocast, args.rounds, args.batch, args.seq_len) for autocast in wanted]
     report = {
         "shape": SHAPE, "rounds": args.rounds, "threads": args.threads, "torch": torch.__version__,
-        "transformers": transformers.__version__, "machine": platform.machine(), "ratios are": "median, min, max",
+        "transformers": transformers.__version__, "machine": platform.machine(), "processor": processor(),
+        "command": " ".join(["python", "benchmarks/plain_vs_llama.py", *sys.argv[1:]]), "load": os.getloadavg()[0],
+        "ratios are": "median, min, max",
         "rows": rows,
     }  # fmt: skip
     print(json.dumps(report, indent=2))
