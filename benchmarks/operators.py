@@ -1,12 +1,13 @@
 """Operators against their plain forms, torch's own kernels and the machine's copy limit.
 
     python benchmarks/operators.py [--rounds 5] [--only limits depth known streams sums window full linear]
-        [--tokens 2048 8192] [--dtype float32] [--threads 1 2] [--json FILE]
+        [--tokens 2048 8192] [--dtype float32] [--threads 1 2] [--json FILE] [--table]
 
 In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up round does not
 count. Reported: the median over rounds of the time, and of its ratio to that of the first contender in the same round,
 with the range. The time is the process's CPU time with one thread; with `--threads 1 2` also the wall time with two.
-The file is written after each case and keeps the cases that an earlier run of the same dtype has put there. glibc is
+The file is written after each case and keeps the cases that an earlier run of the same dtype has put there; --table
+measures nothing and prints it. glibc is
 told to keep memory, for all contenders (the script starts itself again with MALLOC_MMAP_THRESHOLD_ and
 MALLOC_TRIM_THRESHOLD_ raised); otherwise page faults of fresh tensors hide the arithmetic.
 """
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from operator_cases import Run, cases
@@ -54,6 +56,34 @@ def measure(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> di
     return rows
 
 
+def table(report: dict[str, Any]) -> str:
+    """A file's cases as rows: what the first contender takes, and the others over it; of a limit, its share."""
+    clocks = [
+        label for label, _ in CLOCKS.values() if any(label in case for case in report["cases"].values())
+    ]
+    lines = ["| | " + " | ".join(f"{c}: ours, ms | over ours" for c in clocks) + " | load |"]
+    lines.append("|---" * (2 * len(clocks) + 2) + "|")
+    for name, case in report["cases"].items():
+        cells = [name]
+        for clock in clocks:
+            rows = case.get(clock, {})
+            first = next(iter(rows), None)
+            others = [_over(who, row, f"over {first}") for who, row in rows.items() if who != first]
+            cells += [str(rows[first]["ms"]) if first else "", ", ".join(others)]
+        lines.append("| " + " | ".join([*cells, f"{case['load']:.0f}"]) + " |")
+    return "\n".join(lines)
+
+
+def _over(who: str, row: dict[str, Any], key: str) -> str:
+    """The median; the range too of the first contender run again, which is the noise."""
+    median, least, largest = row[key]
+    return (
+        f"again {median:.2f} ({least:.2f} to {largest:.2f})"
+        if who.endswith(" again")
+        else f"{who} {median:.2f}"
+    )
+
+
 def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -73,7 +103,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, nargs="+", choices=sorted(CLOCKS), default=[1])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", action="store_true", help="print the file of --json as Markdown")
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.json.read_text())))
+        return
     wanted = KEEP | {"OMP_NUM_THREADS": str(max(args.threads))}
     if any(os.environ.get(k) != v for k, v in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
