@@ -21,7 +21,8 @@ VECTORS = Path(__file__).parents[1] / "golden"
 
 
 BOTH = [
-    "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "mix", "token_mix",
+    "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "hyper_gates", "mhc_gates",
+    "mix", "token_mix",
     "depthwise_causal_conv", "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss",
 ]  # fmt: skip
 

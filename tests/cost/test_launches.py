@@ -21,7 +21,7 @@ PLAIN = (
 )  # without blocked attention
 EXACT = [Case(name) for name in twoaxis.methods("depth")] + [Case("additive", name) for name in PLAIN]
 OTHERS = [case for case in configurations.pairwise() if case not in EXACT]
-LONG = [Case(d) for d in ("attnres", "ddl", "hybrid", "depth_window")]
+LONG = [Case(d) for d in ("attnres", "ddl", "hybrid", "depth_window", "hyper_connections", "mhc")]
 LONG += [Case("additive", "local to global", 40), Case("additive", "bias and sink", 40)]
 LONG += [Case("additive", name) for name in ("canon", "convolutions", "local mixers inside")]
 LONG += [Case("ddl(value_dim=4, compressor='token')")]

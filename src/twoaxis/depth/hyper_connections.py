@@ -24,10 +24,11 @@ from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.hyper_trace import HyperTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import stream_read, stream_scores, stream_write
+from twoaxis.ops import hyper_gates, stream_read, stream_scores, stream_write
 from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.native.streams_step import hyper_read
 from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
+from twoaxis.ops.stream_gates import hyper_weights
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -107,38 +108,39 @@ class HyperConnections(Connection):
                 boundary_bytes={"full": streams.nbytes},
             )
 
-    is_alpha: Tensor
-
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
         n, d = cfg.streams, layout.d_model
         self.norm: nn.Module = RMSNorm(d, layout.norm_eps)
         read = F.one_hot(torch.tensor(layout.sublayer(block, index) % n), n).float()
         self.static = nn.Parameter(torch.cat((read[:, None], torch.eye(n), torch.ones(n, 1)), 1))
-        self.register_buffer(
-            "is_alpha", torch.arange(n + 2) <= n, persistent=False
-        )  # columns that s_a scales
         if cfg.dynamic:
             self.dynamic = nn.Parameter(torch.zeros(d, n + 2))
             self.s_alpha = nn.Parameter(torch.tensor(0.01))
             self.s_beta = nn.Parameter(torch.tensor(0.01))
         self.gain = nn.Parameter(torch.zeros(d)) if cfg.norm == "rms" else None
 
+    def scores(self, H: Tensor) -> Tensor:
+        """N [W_m | W_r | W_b] of every token, (B, T, n, n+2), in at least float32."""
+        W = cast(self.dynamic, compute_dtype(H))
+        if self.gain is None:
+            return stream_scores(H, W, self.layout.norm_eps)
+        H = cast(H, W.dtype)  # the norm's factor per stream and its gain commute with the product
+        length = torch.linalg.vector_norm(H, dim=-1, keepdim=True).clamp_min(1e-12)
+        return H @ ((1 + self.gain.to(H.dtype))[:, None] * W) * (math.sqrt(H.shape[-1]) / length)
+
     def weights(self, H: Tensor) -> Tensor:
         """[A_m | A_r | B] of every token, (B, T, n, n+2), or (1, 1, n, n+2), in at least float32."""
-        dtype = compute_dtype(H)
-        static = cast(self.static, dtype)
         if not self.cfg.dynamic:
-            return static.expand(1, 1, -1, -1)
-        W = cast(self.dynamic, dtype)
-        if self.gain is None:
-            change = stream_scores(H, W, self.layout.norm_eps)
-        else:  # the norm's factor per stream and its gain commute with the product
-            H = cast(H, dtype)
-            length = torch.linalg.vector_norm(H, dim=-1, keepdim=True).clamp_min(1e-12)
-            change = H @ ((1 + self.gain.to(H.dtype))[:, None] * W) * (math.sqrt(H.shape[-1]) / length)
-        scale = cast(torch.where(self.is_alpha, self.s_alpha, self.s_beta), dtype)
-        return torch.addcmul(static, scale, change.tanh() if self.cfg.tanh else change)
+            return cast(self.static, compute_dtype(H)).expand(1, 1, -1, -1)
+        return hyper_weights(self.scores(H), self.static, self.s_alpha, self.s_beta, tanh=self.cfg.tanh)
+
+    def gates(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A_m, A_r^T and B of `weights`, in one operation on scores."""
+        if not self.cfg.dynamic:
+            weights = self.weights(H)
+            return weights[..., 0], weights[..., 1:-1].mT, weights[..., -1]
+        return hyper_gates(self.scores(H), self.static, self.s_alpha, self.s_beta, tanh=self.cfg.tanh)
 
     def step(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """norm(A_m^T H), B (N, n, 1) and A_r^T H (N, n, d) in one call, in a step of decoding; None: by `weights`."""
@@ -155,11 +157,11 @@ class HyperConnections(Connection):
             h, B, mixed = found
             return Reads(h), (mixed, B)
         with full_precision(state):
-            weights = self.weights(state)
             if few((state,)):
+                weights = self.weights(state)
                 return self.read_few(cast(state, weights.dtype), weights, state.dtype)
-        x = read_streams(state, weights[..., 0], self.norm)
-        return Reads(x), (weights[..., 1:-1].mT, weights[..., -1])
+            read, mixing, write = self.gates(state)
+        return Reads(read_streams(state, read, self.norm)), (mixing, write)
 
     def read_few(self, H: Tensor, weights: Tensor, dtype: torch.dtype) -> tuple[Reads, tuple[Tensor, Tensor]]:
         """The read in the few tokens of a step: one product reads and mixes, and the streams are carried mixed."""

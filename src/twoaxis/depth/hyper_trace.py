@@ -21,29 +21,34 @@ class HyperTrace(Trace):
 
     def read(self, state: State, block: int, index: int) -> tuple[Any, Any]:
         n, number = self.cfg.streams, self.layout.sublayer(block, index)
-        weights = self.weights(state, number)
-        x = traced_streams.stream_read(self.t, state, self.layout.d_model, weights.view(n), number)
-        return Reads(x), (weights.view(n * n), weights.view(n))  # type: ignore[arg-type]
+        scores = self.scores(state, number) if self.cfg.dynamic else None
+        made = None if scores is None else traced_streams.gates(self.t, scores, n)
+        if made is None:
+            weights = self.t.weight(n * (n + 2)) if scores is None else self.weights(scores)
+            made = weights.view(n), weights.view(n), weights.view(n * n)
+        reads, write, mixing = made
+        x = traced_streams.stream_read(self.t, state, self.layout.d_model, reads, number)
+        return Reads(x), (mixing, write)  # type: ignore[arg-type]
 
-    def weights(self, H: Array, number: int) -> Array:
+    def scores(self, H: Array, number: int) -> Array:
         """Of every token, from the streams before sublayer `number`."""
         t, n, d = self.t, self.cfg.streams, self.layout.d_model
-        if not self.cfg.dynamic:
-            return t.weight(n * (n + 2))
         if self.cfg.norm == "layer":
-            change = traced_streams.stream_scores(t, H, d, n + 2, number)
-        else:
-            H = t.cast(H, t.wide)
-            gain = t.run("add", (t.weight(d),), t.table(d, t.wide))
-            matrix = t.run("mul", (gain,), t.table(d * (n + 2), t.wide), keep=(gain,))
-            length = t.array(n, t.wide)
-            t.run("length", (H,), length, keep=(H, length), launches=2)
-            inverse = t.map("reciprocal", length, keep="output")
-            factor = t.map("scale", inverse, keep="nothing")
-            change = t.times(t.linear(H, n + 2, of=d, weight=matrix), factor)
-        columns = t.table(n + 2, 1, constant=True)
-        scale = t.run("where", (columns,), t.table(n + 2, t.wide), keep=(columns,))
-        change = t.map("tanh", change, keep="output") if self.cfg.tanh else change
+            return traced_streams.stream_scores(t, H, d, n + 2, number)
+        H = t.cast(H, t.wide)
+        gain = t.run("add", (t.weight(d),), t.table(d, t.wide))
+        matrix = t.run("mul", (gain,), t.table(d * (n + 2), t.wide), keep=(gain,))
+        length = t.array(n, t.wide)
+        t.run("length", (H,), length, keep=(H, length), launches=2)
+        inverse = t.map("reciprocal", length, keep="output")
+        factor = t.map("scale", inverse, keep="nothing")
+        return t.times(t.linear(H, n + 2, of=d, weight=matrix), factor)
+
+    def weights(self, scores: Array) -> Array:
+        """[A_m | A_r | B] by torch's operations."""
+        t, n = self.t, self.cfg.streams
+        scale = t.run("cat", (), t.table(n + 2, t.wide))
+        change = t.map("tanh", scores, keep="output") if self.cfg.tanh else scores
         return t.run("addcmul", (scale, change), t.like(change), keep=(scale, change))
 
     def write(self, state: State, carry: Any, y: Array, block: int, index: int) -> State:

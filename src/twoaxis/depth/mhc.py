@@ -25,7 +25,7 @@ from twoaxis.depth.mhc_coefficients import Coefficients
 from twoaxis.depth.mhc_trace import MHCTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn, stream_read, stream_write
+from twoaxis.ops import mhc_gates, permutation_matrices, permutation_mix, sinkhorn, stream_read, stream_write
 from twoaxis.ops.precision import cast, few, full_precision
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
@@ -163,6 +163,14 @@ class MHC(Connection):
 
     def gates(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """P, Q (B, T, n) and H (B, T, n, n), None for no mixing; B = T = 1 if they are static."""
+        cfg, learned = self.cfg, self.coefficients
+        if cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and cfg.dynamic:
+            assert learned.scale is not None
+            assert learned.bias is not None
+            return mhc_gates(
+                learned.project(X), learned.scale, learned.bias, cfg.streams,
+                iterations=cfg.iterations, last=cfg.last, eps=cfg.eps, write_scale=cfg.write_scale,
+            )  # fmt: skip
         P, Q, R = self.coefficients(X)
         H = self.mixing(R) if R.shape[-1] else None
         P = self.gate(P)

@@ -21,8 +21,26 @@ class MHCTrace(HyperTrace):
         group = t.table(total, 8, constant=True)
         scaled = traced_streams.joint_scores(t, X, total, number)
         scales = t.run("index", (group,), t.table(total, t.wide), keep=(group,))
-        logits = t.run("addcmul", (scaled, scales), t.like(scaled), keep=(scaled, scales))
-        return [logits.view(size) for size in sizes]
+        return self.logits(scaled, scales, sizes)
+
+    def logits(self, scores: Array, scales: Array, sizes: list[int]) -> list[Array]:
+        """a scores + b, by groups."""
+        made = self.t.run("addcmul", (scores, scales), self.t.like(scores), keep=(scores, scales))
+        return [made.view(size) for size in sizes]
+
+    def gates(self, X: Array, sizes: list[int], number: int) -> tuple[Array, Array, Array | None]:
+        """P, Q and H, of the streams before sublayer `number`."""
+        cfg, t = self.cfg, self.t
+        if cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and cfg.dynamic:
+            scores = traced_streams.joint_scores(t, X, sum(sizes), number)
+            made = None if cfg.eps else traced_streams.gates(t, scores, cfg.streams, sizes[2] > 0)
+            if made is not None:
+                return made
+            P, Q, R = self.logits(scores, t.run("cat", (), t.table(sum(sizes), t.wide)), sizes)
+        else:
+            P, Q, R = self.coefficients(X, sizes, number)
+        P, Q = self.gate(P, cfg.eps > 0), self.gate(Q, True)
+        return P, Q, self.mixing(R) if R.width else None
 
     def gate(self, logits: Array, changed: bool) -> Array:
         """Shares of the streams, then scaled or raised if that is `changed`."""
@@ -51,9 +69,7 @@ class MHCTrace(HyperTrace):
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
         number = self.layout.sublayer(block, index)
-        P, Q, R = self.coefficients(state, self.cfg.sizes(self.layout, number), number)
-        P, Q = self.gate(P, self.cfg.eps > 0), self.gate(Q, True)
-        H = self.mixing(R) if R.width else None
+        P, Q, H = self.gates(state, self.cfg.sizes(self.layout, number), number)
         x = traced_streams.stream_read(self.t, state, self.layout.d_model, P, number)
         return Reads(x), (Q, H)  # type: ignore[arg-type]
 

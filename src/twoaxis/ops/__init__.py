@@ -15,6 +15,7 @@ from .mix import mix
 from .norm import add_rms_norm, rms, rms_norm
 from .rotate import rotate
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
+from .stream_gates import hyper_gates, mhc_gates
 from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
 from .swiglu import swiglu
@@ -31,8 +32,10 @@ __all__ = [
     "depth_read",
     "depthwise_causal_conv",
     "gated_mix",
+    "hyper_gates",
     "joint_scores",
     "local_attention",
+    "mhc_gates",
     "mix",
     "permutation_matrices",
     "permutation_mix",

@@ -92,26 +92,27 @@ class _Scores(torch.autograd.Function):
 
 
 class _JointScores(torch.autograd.Function):
-    """y = r p, p = x W, r = 1 / sqrt(mean(x^2) + eps)."""
+    """y = r x W, r = 1 / sqrt(mean(x^2) + eps); y is kept, as by whoever takes it."""
 
     @staticmethod
     def forward(ctx: Any, place: Any, eps: float, streams: Tensor, matrix: Tensor) -> Tensor:
         ctx.place = place
         with full_precision(streams):
             x = cast(streams, compute_dtype(streams)).flatten(-2)
-            p = x @ cast(matrix, x.dtype)
+            y = x @ cast(matrix, x.dtype)
             squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
             r = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
-            ctx.save_for_backward(*(() if place is not None else (streams,)), matrix, p, r)
-            return p * r
+            y.mul_(r)
+            ctx.save_for_backward(*(() if place is not None else (streams,)), matrix, y, r)
+            return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        streams, matrix, p, r = streams_of(ctx, ctx.saved_tensors)
+        streams, matrix, y, r = streams_of(ctx, ctx.saved_tensors)
         with full_precision(streams):
-            x, dp = cast(streams, p.dtype).flatten(-2), grad * r
+            x, dp = cast(streams, y.dtype).flatten(-2), grad * r
             dmatrix = _transposed_product(x, dp)
-            back = (grad * p).sum(-1, keepdim=True) * r**3 / -x.shape[-1]
+            back = (grad * y).sum(-1, keepdim=True) * r**2 / -x.shape[-1]
             dX = torch.addcmul(dp @ cast(matrix, x.dtype).mT, x, back).view(streams.shape)
         return None, None, cast(dX, streams.dtype), cast(dmatrix, matrix.dtype)

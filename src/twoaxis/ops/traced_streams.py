@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twoaxis.ops.native.stream_gates import MOST
 from twoaxis.ops.stream_scores import STRIDE
 from twoaxis.ops.traced import rebuilt_keep
 from twoaxis.tape import Array, Tape
@@ -25,20 +26,31 @@ def stream_scores(t: Tape, streams: Array, d: int, c: int, number: int) -> Array
 
 
 def joint_scores(t: Tape, streams: Array, c: int, number: int) -> Array:
-    """vec(X) W / rms: 2 c n d; kept are streams, matrix, c products and a factor."""
+    """vec(X) W / rms: 2 c n d; kept are streams, matrix, the c results and a factor."""
     keep, again = rebuilt_keep(streams, number, STRIDE)
-    made, product, factor = t.array(c, t.wide), t.array(c, t.wide), t.array(1, t.wide)
+    made, factor = t.array(c, t.wide), t.array(1, t.wide)
     return t.run(
         "joint_scores",
         (streams, t.weight(streams.width * c)),
         made,
-        keep=(*keep, product, factor),
+        keep=(*keep, made, factor),
         rebuilt=again,
         flops=2 * c * streams.numbers,
         launches=6,
         product=True,
         moved=2 * streams.nbytes + 4 * made.nbytes,
     )
+
+
+def gates(t: Tape, scores: Array, n: int, mixes: bool = True) -> tuple[Array, Array, Array | None] | None:
+    """What the kernel makes of scores: read and write (n of a token) and mixing (n x n); None where it does not."""
+    if t.backend != "native" or t.decoding or t.wide != 4 or n > MOST:
+        return None
+    read, write = t.array(n, 4), t.array(n, 4)
+    mixing = t.array(n * n, 4) if mixes else None
+    made = (read, write) if mixing is None else (read, write, mixing)
+    t.run("stream_gates", (scores,), *made, keep=(scores,), native=True, back_launches=3)
+    return read, write, mixing
 
 
 def stream_read(t: Tape, streams: Array, d: int, weights: Array, number: int) -> Array:

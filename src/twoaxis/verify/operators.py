@@ -55,6 +55,8 @@ def operators() -> list[Operator]:
         ),
         Operator("stream_scores", [STREAMS, (33, 6)], lambda f, x, matrix: f(x, matrix, 1e-6), "streams"),
         Operator("stream_write", [STREAMS, (*TOKENS, 4, 4), read, x], lambda f, *xs: f(*xs), "streams"),
+        Operator("hyper_gates", [(*TOKENS, 4, 6), (4, 6), (1,), (1,)], _hyper_gates, "stream_gates"),
+        Operator("mhc_gates", [(*TOKENS, 24), (3,), (24,)], _mhc_gates, "stream_gates"),
         Operator("mix", [(7,), *[x] * 7], lambda f, w, *sources: f(sources, w), "mix"),
         Operator(
             "token_mix",
@@ -86,6 +88,14 @@ def _depth_read(
     f: Callable[..., Tensor], query: Tensor, key: Tensor, out: Tensor, *sources: Tensor
 ) -> Tensor:
     return f(query, sources, key_gain=key, output_gain=out, output_eps=1e-6)
+
+
+def _hyper_gates(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+    return torch.cat([x.flatten(2) for x in f(*inputs)], -1)
+
+
+def _mhc_gates(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+    return torch.cat([x.flatten(2) for x in f(*inputs, 4)], -1)
 
 
 def _rotate(f: Callable[..., Tensor], x: Tensor) -> Tensor:

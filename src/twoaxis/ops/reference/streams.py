@@ -6,6 +6,7 @@ from ..channel_read import check_channel_read
 from ..checks import check_rewrite, check_streams
 from ..precision import compute_dtype, full_precision
 from ..sinkhorn import Last, check_sinkhorn
+from ..stream_gates import check_hyper_gates, check_mhc_gates
 from .model import rms
 
 
@@ -90,3 +91,38 @@ def sinkhorn(logits: Tensor, iterations: int = 20, *, last: Last = "rows", eps: 
             for dim in over:
                 R = R - R.logsumexp(dim, keepdim=True)
         return R.exp()
+
+
+def hyper_gates(
+    scores: Tensor, static: Tensor, s_alpha: Tensor, s_beta: Tensor, *, tanh: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A_m, A_r^T and B of static + s tanh(scores); see `ops.hyper_gates`."""
+    n = check_hyper_gates(scores, static, s_alpha, s_beta)
+    with full_precision(scores):
+        z, S, s_alpha, s_beta = (x.to(compute_dtype(scores)) for x in (scores, static, s_alpha, s_beta))
+        change = z.tanh() if tanh else z
+        alpha, B = S[:, :-1] + s_alpha * change[..., :-1], S[:, -1] + s_beta * change[..., -1]
+        return alpha[..., 0], alpha[..., 1 : n + 1].mT, B
+
+
+def mhc_gates(
+    scores: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    n: int,
+    *,
+    iterations: int = 20,
+    last: Last = "rows",
+    eps: float = 0.0,
+    write_scale: float = 2.0,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """P, Q and H of a scores + b; see `ops.mhc_gates`."""
+    check_mhc_gates(scores, scales, bias, n)
+    with full_precision(scores):
+        z, a, b = (x.to(compute_dtype(scores)) for x in (scores, scales, bias))
+        P, Q = a[0] * z[..., :n] + b[:n], a[1] * z[..., n : 2 * n] + b[n : 2 * n]
+        H = None
+        if len(scales) == 3:
+            R = a[2] * z[..., 2 * n :] + b[2 * n :]
+            H = sinkhorn(R.unflatten(-1, (n, n)), iterations, last=last, eps=eps)
+        return P.sigmoid() + eps, write_scale * Q.sigmoid(), H
