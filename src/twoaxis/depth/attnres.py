@@ -22,8 +22,8 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.attnres_read import Route
 from twoaxis.depth.attnres_trace import AttnResTrace
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
+from twoaxis.depth.history import History, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix
@@ -160,15 +160,10 @@ class AttnRes(Connection):
             r, made = self.key_rank or d, self.query == "input"
             summed = self.n_sources(layout.n_sublayers) if self.readout == "sum" else 0
             adding = 2 * d * summed * (summed > 1) * shape.tokens  # weights of 1, which have no gradient
-            reading = (sum(reads) * (4 * r + 2 * d) + 2 * d * r * made * len(reads)) * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=d * (layout.n_sublayers + 1)
-                + len(reads) * r * ((d if made else 1) + self.key_gain),
-                flops_forward=reading + adding,
-                flops_backward=2 * reading + adding,
-                boundary_bytes={"full": largest},
+            reading = sum(reads) * (4 * r + 2 * d) + 2 * d * r * made * len(reads)
+            parameters = len(reads) * r * ((d if made else 1) + self.key_gain)
+            return self.network_cost(shape, parameters, reading) + Cost(
+                flops_forward=adding, flops_backward=adding
             )
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
@@ -220,12 +215,11 @@ def _mixture(route: Route | None, state: State, norm: RMSNorm | None) -> Tensor:
     return h if norm is None else norm(h)
 
 
-class AttnResStream(Stream):
+class AttnResStream(NamedStream):
     """Opens with the embeddings as the only source, closes with a last read (or sum) and the final norm."""
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         seen = cfg.seen(cfg.n_sources(layout.n_sublayers))
         self.route = Route(cfg, layout) if cfg.readout == "read" and seen > 1 else None
 
@@ -238,9 +232,6 @@ class AttnResStream(Stream):
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.mixture(state, self.norm)
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 AttnRes.Config.trace = AttnResTrace

@@ -15,15 +15,28 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.depth.ahead import normed
-from twoaxis.depth.history import unchanging
 from twoaxis.depth.history_spec import parse_history, settled
+from twoaxis.depth.stream import BlockStates, NamedStream, PlainStream, State, Stream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
 
+__all__ = [
+    "BlockStates",
+    "Connection",
+    "Core",
+    "DepthConfig",
+    "NamedStream",
+    "PlainStream",
+    "State",
+    "Stream",
+    "accepts_qkv",
+    "build",
+    "products_first",
+    "qkv_index",
+]
+
 Core = Callable[[Reads, Context], Tensor]
-State = Any  # a pytree of tensors and nothing else
 
 
 class DepthConfig(spec.Config):
@@ -46,9 +59,27 @@ class DepthConfig(spec.Config):
         """Whether a pipeline may sum sources ahead for their readers: its stream says which (`Stream.loose`)."""
         return False
 
+    def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
+        """The state after `depth` blocks, of a method whose stream is a `NamedStream`; `tensor` is like x (B, T, d)."""
+        return {"stream": tensor}
+
     def cost(self, shape: Shape, block: int = 0) -> Cost:
         """What the method costs over the whole network, its pre-norms and final norm included."""
         raise NotImplementedError
+
+    def network_cost(self, shape: Shape, parameters: int, flops: int) -> Cost:
+        """The cost of one norm a sublayer and the final one, so many parameters besides, so many FLOPs for each token
+        forward and twice that backward, and the largest state at a boundary.
+        """
+        layout = shape.layout
+        tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
+        states = [self.state_spec(layout, depth, tensor) for depth in range(layout.n_blocks + 1)]
+        return Cost(
+            parameters=(layout.n_sublayers + 1) * layout.d_model + parameters,
+            flops_forward=flops * shape.tokens,
+            flops_backward=2 * flops * shape.tokens,
+            boundary_bytes={"full": max(sum(t.nbytes for t in state.values()) for state in states)},
+        )
 
     def frozen(self, shares: Sequence[float | None], n_blocks: int) -> DepthConfig:
         """These options with every gate between the two axes set for good, by each block's share of the sequence.
@@ -68,63 +99,6 @@ class DepthConfig(spec.Config):
     def history_options(self, kind: str, count: int) -> dict[str, Any]:
         """The own options that `history="window(count)"` or "block_sums(count)" stands for; empty: it has none."""
         return {}
-
-
-class Stream(nn.Module, ABC):
-    """The two ends of a method: from the embeddings to the first state, from the last state to the head."""
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        self.layout = layout
-        self.norm = RMSNorm(layout.d_model, layout.norm_eps)
-
-    @abstractmethod
-    def open(self, x: Tensor, ctx: Context) -> State:
-        """The first state, from embeddings (B, T, d)."""
-
-    @abstractmethod
-    def close(self, state: State, ctx: Context) -> Tensor:
-        """The normalised output (B, T, d), to the head."""
-
-    @abstractmethod
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        """Every tensor of the state after `depth` blocks, by name; the same name is the same value at every depth."""
-
-    def loss_term(self, state: State) -> Tensor:
-        """(B, T), from the last state: what training may add to each token's loss, if the options name a term."""
-        raise NotImplementedError
-
-    def unchanging(self, name: str) -> bool:
-        """Whether a name in the state is one value at all depths: by default those that end in a number are."""
-        return unchanging(name)
-
-    def loose(self, depth: int) -> frozenset[int] | None:
-        """Sources at a boundary that others than a `Reader` still read, by depth index; None: not only some.
-
-        A set says that every other one can be summed for its readers (see `reader.py`).
-        """
-        return None
-
-    def param_rule(self, name: str) -> ParamRule:
-        """How the optimiser treats parameter `name` (relative to this module): by default it does not decay."""
-        return ParamRule(decay=False)
-
-    def spec_of(self, batch_size: int, seq_len: int, *channels: int) -> TensorSpec:
-        """The spec of a (B, T, d, *channels) tensor in the state's dtype."""
-        return TensorSpec((batch_size, seq_len, self.layout.d_model, *channels), self.layout.state_dtype)
-
-
-class PlainStream(Stream):
-    """The embeddings are the state; the final norm closes it."""
-
-    def open(self, x: Tensor, ctx: Context) -> State:
-        return x
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return normed(self.norm, state)
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return {"stream": self.spec_of(batch_size, seq_len)}
 
 
 class Connection(nn.Module, ABC):
@@ -175,6 +149,14 @@ class Connection(nn.Module, ABC):
     def for_block(cls, cfg: Any, layout: Layout, block: int) -> list[Connection]:
         """The connections of one block; a method may share modules between them."""
         return [cls(cfg, layout, block, index) for index in range(len(layout.blocks[block]))]
+
+    @classmethod
+    def every(cls, cfg: Any, layout: Layout, *shared: Any) -> list[list[Connection]]:
+        """All connections of the network, each given what they share: for a `network` of one's own."""
+        return [
+            [cls(cfg, layout, block, index, *shared) for index in range(len(kinds))]
+            for block, kinds in enumerate(layout.blocks)
+        ]
 
     @classmethod
     def stream(cls, cfg: Any, layout: Layout) -> Stream:

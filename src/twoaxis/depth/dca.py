@@ -18,11 +18,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream, qkv_index
+from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream, qkv_index
 from twoaxis.depth.dca_state import push, sources_of
 from twoaxis.depth.dca_trace import DCATrace
 from twoaxis.depth.grn import GRN
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.history import History, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -127,16 +127,9 @@ class DCA(Connection, Reader):
             weights = sum(outputs * n for outputs, n in reads) * (1 if self.grn == "v1" else d)
             gates = sum(outputs for outputs, _ in reads) * d if self.grn == "v3" else 0
             gains = len(reads) * d if self.gate_norm else 0
-            norms = (layout.n_sublayers + 2 * blocks + 1) * d
-            flops = (6 if self.grn == "v3" else 2) * sum(o * n for o, n in reads) * d * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), blocks)
-            return Cost(
-                parameters=weights + gates + gains + norms,
-                flops_forward=flops,
-                flops_backward=2 * flops,
-                boundary_bytes={"full": largest},
-            )
+            norms = 2 * blocks * d  # of keys and values
+            flops = (6 if self.grn == "v3" else 2) * sum(o * n for o, n in reads) * d
+            return self.network_cost(shape, weights + gates + gains + norms, flops)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -195,14 +188,13 @@ class DCA(Connection, Reader):
         return DCAStream(cfg, layout)
 
 
-class DCAStream(Stream, Reader):
+class DCAStream(NamedStream, Reader):
     """Opens with the embeddings as h_0, closes with one more GRN and the final norm."""
 
     weights = "grn"
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         self.grn = GRN(cfg, layout, cfg.n_sources(layout.n_blocks + 1), reads=1)
         self.number = layout.n_blocks if cfg.k is None else None
 
@@ -222,9 +214,6 @@ class DCAStream(Stream, Reader):
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(self.mixture(state))
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 DCA.Config.trace = DCATrace

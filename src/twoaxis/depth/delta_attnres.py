@@ -17,13 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, PlainStream, State, Stream
+from twoaxis.depth.connection import Connection, NamedStream, State, Stream
 from twoaxis.depth.delta_config import DeltaConfig
 from twoaxis.depth.delta_read import DeltaRead
 from twoaxis.depth.delta_trace import DeltaTrace
 from twoaxis.depth.history import History
 from twoaxis.norm import RMSNorm
-from twoaxis.types import Context, Layout, Reads, TensorSpec
+from twoaxis.types import Context, Layout, Reads
 
 
 @spec.register("depth", "delta_attnres")
@@ -107,22 +107,12 @@ class DeltaAttnRes(Connection):
         return DeltaStream(cfg, layout)
 
 
-class DeltaStream(PlainStream):
+class DeltaStream(NamedStream):
     """Opens with the embeddings as H and as the first source, closes with the final norm of H."""
-
-    def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
         sources = History.empty(self.layout)
         return {"stream": x, "sources": sources if self.cfg.released else sources.push(x, 0)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["stream"])
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 DeltaAttnRes.Config.trace = DeltaTrace

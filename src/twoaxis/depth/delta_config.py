@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal
 
 from twoaxis.depth.connection import DepthConfig, qkv_index
-from twoaxis.depth.history import check_window, largest_boundary, newest, source_specs
+from twoaxis.depth.history import check_window, newest, source_specs
 from twoaxis.errors import InputError
 from twoaxis.types import Coordinates, Cost, Layout, Shape, StandardStart, TensorSpec
 
@@ -129,11 +129,4 @@ class DeltaConfig(DepthConfig):
         weighed = sum(n > 1 for n in [*reads, *of_values]) * d * (2 if self.key_gain else 1)
         flops = 6 * sum(n for n in [*reads, *of_values] if n > 1) * d
         flops += 2 * d * d * len(reads) * ((self.gate == "vector") + self.pre_gated)
-        tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-        largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-        return Cost(
-            parameters=(layout.n_sublayers + 1) * d + weighed + each * len(reads),
-            flops_forward=flops * shape.tokens,
-            flops_backward=2 * flops * shape.tokens,
-            boundary_bytes={"full": largest},
-        )
+        return self.network_cost(shape, weighed + each * len(reads), flops)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
-from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
+from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
+from twoaxis.depth.history import History, check_window, newest, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
@@ -113,15 +113,7 @@ class DenseFormer(Connection, Reader):
             """One weight per source of a mix; 2 |S(n)| d flops per token and mix, twice that backward."""
             layout = shape.layout
             weights = sum(len(self.mixed(n)) for n in range(1, layout.n_blocks + 1))
-            mixing = 2 * weights * layout.d_model * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * layout.d_model + weights,
-                flops_forward=mixing,
-                flops_backward=2 * mixing,
-                boundary_bytes={"full": largest},
-            )
+            return self.network_cost(shape, weights, 2 * weights * layout.d_model)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -171,25 +163,15 @@ class DenseFormer(Connection, Reader):
         return DenseFormerStream(cfg, layout)
 
 
-class DenseFormerStream(PlainStream):
+class DenseFormerStream(NamedStream):
     """Opens with the embeddings as X_0 = Y_0, closes with the final norm of Y_L."""
-
-    def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
         kept = self.cfg.kept(0, self.layout.n_blocks)
         return {"stream": x, "sources": History.empty(self.layout).push(x, 0).keep(kept.__contains__)}
 
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["stream"])
-
     def loose(self, depth: int) -> frozenset[int]:
         return frozenset()
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class DenseFormerTrace(Trace):

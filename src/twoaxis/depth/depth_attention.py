@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.connection import Connection, Core, DepthConfig, NamedStream, State, Stream
+from twoaxis.depth.history import History, source_specs
 from twoaxis.depth.inside import Heads, attentions_at, attentions_before, run_inside
 from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
@@ -108,15 +108,7 @@ class DepthAttention(Connection):
             layout, heads = shape.layout, self.heads(shape.layout)
             count = len(attentions_before(layout, layout.n_blocks))
             sources = sum(len(a) + 1 for a in (self.anchors(layout, n) for n in range(count)) if a)
-            flops = 2 * sources * heads.heads * (heads.key + heads.value) * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * layout.d_model,
-                flops_forward=flops,
-                flops_backward=2 * flops,
-                boundary_bytes={"full": largest},
-            )
+            return self.network_cost(shape, 0, 2 * sources * heads.heads * (heads.key + heads.value))
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -174,22 +166,15 @@ class DepthAttention(Connection):
         return DepthAttentionStream(cfg, layout)
 
 
-class DepthAttentionStream(PlainStream):
+class DepthAttentionStream(NamedStream):
     """Opens with the embeddings and no source, closes with the final norm of the stream."""
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         cfg.heads(layout)
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"stream": x, "sources": History.empty(self.layout)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["stream"])
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class DepthAttentionTrace(Trace):

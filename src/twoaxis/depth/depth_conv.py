@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.connection import BlockStates, Connection, DepthConfig, State, Stream
+from twoaxis.depth.history import source_specs
 from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
@@ -87,15 +87,8 @@ class DepthConv(Connection):
             """2 d flops per token and tap, twice that backward."""
             layout, d = shape.layout, shape.layout.d_model
             taps = [self.taps(depth) for depth in range(layout.n_blocks)]
-            flops = 2 * d * sum(taps) * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * d + d * (max(taps) if self.shared else sum(taps)),
-                flops_forward=flops,
-                flops_backward=2 * flops,
-                boundary_bytes={"full": largest},
-            )
+            parameters = d * (max(taps) if self.shared else sum(taps))
+            return self.network_cost(shape, parameters, 2 * d * sum(taps))
 
     taps: DepthTaps | None
 
@@ -130,10 +123,7 @@ class DepthConv(Connection):
     @classmethod
     def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
         shared = DepthTaps(layout.d_model, cfg.taps(layout.n_blocks - 1)) if cfg.shared else None
-        blocks: list[list[Connection]] = [
-            [cls(cfg, layout, block, index, shared) for index in range(len(kinds))]
-            for block, kinds in enumerate(layout.blocks)
-        ]
+        blocks = cls.every(cfg, layout, shared)
         return DepthConvStream(cfg, layout, shared), blocks
 
 
@@ -151,22 +141,12 @@ class DepthTaps(nn.Module):
         return mix(states, self.weight.mT[-len(states) :])
 
 
-class DepthConvStream(Stream):
+class DepthConvStream(BlockStates):
     """Opens with the embeddings as h(0), closes with the final norm of h(L); owns shared taps."""
 
     def __init__(self, cfg: Any, layout: Layout, shared: DepthTaps | None) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         self.taps = shared
-
-    def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History.empty(self.layout).push(x, 0, carried=True)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["sources"].sources[-1])
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class DepthConvTrace(Trace):

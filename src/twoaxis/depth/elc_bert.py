@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
+from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
+from twoaxis.depth.history import History, check_window, newest, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights, static_mix_trace
 from twoaxis.depth.trace import Trace
@@ -94,15 +94,7 @@ class ELCBert(Connection, Reader):
             layout = shape.layout
             mixes = list(range(1, layout.n_blocks + 1 + (self.variant == "weighted_output")))
             weights = [n_weights(len(newest(n, self.window_blocks)), self.normalize) for n in mixes]
-            mixing = 2 * sum(weights) * layout.d_model * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * layout.d_model + sum(weights),
-                flops_forward=mixing,
-                flops_backward=2 * mixing,
-                boundary_bytes={"full": largest},
-            )
+            return self.network_cost(shape, sum(weights), 2 * sum(weights) * layout.d_model)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -150,14 +142,13 @@ class ELCBert(Connection, Reader):
         return ELCStream(cfg, layout)
 
 
-class ELCStream(Stream, Reader):
+class ELCStream(NamedStream, Reader):
     """Opens with the embeddings as h_0, closes with the final norm of h_L or of a last combination."""
 
     weights = "mix"
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         weighted = cfg.variant == "weighted_output"
         self.seen = cfg.kept(layout.n_blocks, layout.n_blocks)
         self.mix = StaticMix(self.seen, cfg.normalize) if weighted else None
@@ -184,9 +175,6 @@ class ELCStream(Stream, Reader):
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(self.readout(state))
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class ELCTrace(Trace):

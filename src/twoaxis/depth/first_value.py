@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State
-from twoaxis.depth.history import largest_boundary
+from twoaxis.depth.connection import Connection, Core, DepthConfig, NamedStream, State
 from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
 from twoaxis.depth.trace import Trace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.tape import Array
-from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
+from twoaxis.types import Context, Coordinates, Layout, Reads, TensorSpec
 
 
 class FirstValueConfig(DepthConfig):
@@ -64,18 +63,6 @@ class FirstValueConfig(DepthConfig):
             injection="replace",
             reads_per_block=1,
             short_swa="no: one source at a fixed depth and nothing is compared",
-        )
-
-    def reading_cost(self, shape: Shape, parameters: int, flops: int) -> Cost:
-        """The cost of norms, boundaries, and reads with so many parameters and forward flops per token."""
-        layout = shape.layout
-        tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-        largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-        return Cost(
-            parameters=(layout.n_sublayers + 1) * layout.d_model + parameters,
-            flops_forward=flops * shape.tokens,
-            flops_backward=2 * flops * shape.tokens,
-            boundary_bytes={"full": largest},
         )
 
 
@@ -129,24 +116,18 @@ class FirstValue(Connection):
         return {"stream": x, "value": carry} if self.keeps else {"stream": x}
 
 
-class FirstValueStream(PlainStream):
+class FirstValueStream(NamedStream):
     """Opens with the embeddings, closes with the final norm; owns weights that all attentions share."""
 
     def __init__(self, cfg: Any, layout: Layout, shared: nn.Module | None = None) -> None:
-        super().__init__(layout)
-        self.cfg, self.shared = cfg, shared
+        super().__init__(cfg, layout)
+        self.shared = shared
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"stream": x}
 
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["stream"])
-
     def unchanging(self, name: str) -> bool:
         return name == "value"
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class FirstValueTrace(Trace):

@@ -172,8 +172,3 @@ def source_specs(
             scale = "float64" if spec.dtype == "float64" else "float32"
             specs[f"{name}.scale"] = TensorSpec((*spec.shape[:2], *ones), scale)
     return {**specs, **exact}
-
-
-def largest_boundary(state_spec: Callable[[int], dict[str, TensorSpec]], n_blocks: int) -> int:
-    """Bytes of the largest state at a block boundary, ends included; `state_spec` takes the blocks run."""
-    return max(sum(t.nbytes for t in state_spec(depth).values()) for depth in range(n_blocks + 1))

@@ -169,10 +169,7 @@ class Hybrid(Connection):
         shared = None
         if cfg.shared and readers:
             shared = WindowRead(cfg.read(), layout, cfg.read().n_sources(readers[-1]))
-        blocks: list[list[Connection]] = [
-            [cls(cfg, layout, block, index, shared) for index in range(len(kinds))]
-            for block, kinds in enumerate(layout.blocks)
-        ]
+        blocks = cls.every(cfg, layout, shared)
         return WindowedStream(cfg, layout, shared), blocks
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from twoaxis import spec
 from twoaxis.depth.connection import DepthConfig
-from twoaxis.depth.history import largest_boundary, source_specs
+from twoaxis.depth.history import source_specs
 from twoaxis.depth.windowed import WindowedConfig
 from twoaxis.errors import InputError
 from twoaxis.sequence import AttentionConfig
@@ -153,19 +153,12 @@ class HybridConfig(DepthConfig):
         counts = [reads.n_sources(block) for block in self.readers(layout)]
         places = [self.place(layout, block) for block in range(layout.n_blocks)]
         gates = sum(self.gate_width(heads, d) for b, (_, heads) in enumerate(places) if self.letter(b) == "B")
-        flops = shape.tokens * (sum(reads.read_flops(n, d) for n in counts) + 4 * d * gates)
-        tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-        largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
+        flops = sum(reads.read_flops(n, d) for n in counts) + 4 * d * gates
         alone = sum(
             self.letter(block) == "D" for block in range(layout.n_blocks)
         )  # their norms are not built
         own = reads.read_parameters(counts, d) + gates * (2 * d + 1) + layout.n_blocks
-        return Cost(
-            parameters=(layout.n_sublayers + 1 - alone) * d + own,
-            flops_forward=flops,
-            flops_backward=2 * flops,
-            boundary_bytes={"full": largest},
-        )
+        return self.network_cost(shape, own - alone * d, flops)
 
 
 def heads_of(kind: str, layout: Layout) -> int:

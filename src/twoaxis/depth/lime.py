@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, Core, DepthConfig, PlainStream, State, Stream, qkv_index
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.connection import Connection, Core, DepthConfig, NamedStream, State, Stream, qkv_index
+from twoaxis.depth.history import History, source_specs
 from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
 from twoaxis.depth.lime_dynamic import DynamicLIMe
 from twoaxis.depth.lime_trace import lime_trace
@@ -125,14 +125,7 @@ class LIMe(Connection):
                 for n, h, older, width in routers(layout):
                     numbers += h * (older + h) if n else 0
                     flops += 2 * h * (older + h) * width if n else 0
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * d + numbers,
-                flops_forward=flops * shape.tokens,
-                flops_backward=2 * flops * shape.tokens,
-                boundary_bytes={"full": largest},
-            )
+            return self.network_cost(shape, numbers, flops)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -226,21 +219,11 @@ class Router(nn.Module):
         return total
 
 
-class LIMeStream(PlainStream):
+class LIMeStream(NamedStream):
     """Opens with the embeddings and no source, closes with the final norm of the stream."""
-
-    def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"stream": x, "sources": History.empty(self.layout)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["stream"])
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 LIMe.Config.trace = staticmethod(lime_trace)

@@ -19,13 +19,13 @@ from typing import Any
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, State, Stream, qkv_index
+from twoaxis.depth.connection import Connection, NamedStream, State, Stream, qkv_index
 from twoaxis.depth.history import History
 from twoaxis.depth.muddformer_mix import DenseMix, MUDDConfig, dense_mix_trace
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.tape import Array
-from twoaxis.types import Context, Layout, Reads, TensorSpec
+from twoaxis.types import Context, Layout, Reads
 
 DEEP = 24  # blocks from which the plain form has been seen to diverge
 
@@ -129,12 +129,11 @@ def pushed(sources: History, x: Tensor, norm: RMSNorm | None) -> State:
     return {"sources": sources.push(norm(x)), "stream": x}
 
 
-class MUDDStream(Stream):
+class MUDDStream(NamedStream):
     """Opens with the embeddings as X_0, closes with one more mix, of the R way alone, and the final norm."""
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         self.mix = DenseMix(cfg, layout, len(cfg.kept(layout.n_blocks)), 1, last=True)
         self.source_norm = RMSNorm(layout.d_model, layout.norm_eps) if cfg.pre_post_norm else None
 
@@ -148,9 +147,6 @@ class MUDDStream(Stream):
 
     def close(self, state: State, ctx: Context) -> Tensor:
         return self.norm(self.mixture(state))
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class MUDDTrace(Trace):

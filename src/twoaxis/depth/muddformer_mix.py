@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.depth.connection import DepthConfig, qkv_index
-from twoaxis.depth.history import check_window, largest_boundary, newest, source_specs
+from twoaxis.depth.history import check_window, newest, source_specs
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix, rms, token_mix, traced
@@ -107,7 +107,7 @@ class MUDDConfig(DepthConfig):
             for index in range(1, layout.n_blocks):
                 qkv_index(layout, index, self.name)
         last = (len(self.kept(layout.n_blocks)), 1, True)
-        numbers, flops = (layout.n_sublayers + 1) * d, 0
+        numbers = flops = 0
         for n, ways, ends in [
             *((len(self.kept(n)), self.ways, False) for n in range(1, layout.n_blocks)),
             last,
@@ -120,14 +120,7 @@ class MUDDConfig(DepthConfig):
             flops += 2 * hidden * (d + ways * n) + 2 * ways * n * d
         if self.pre_post_norm:
             numbers += (layout.n_blocks + 1) * d
-        tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-        largest = largest_boundary(lambda n: self.state_spec(layout, n, tensor), layout.n_blocks)
-        return Cost(
-            parameters=numbers,
-            flops_forward=flops * shape.tokens,
-            flops_backward=2 * flops * shape.tokens,
-            boundary_bytes={"full": largest},
-        )
+        return self.network_cost(shape, numbers, flops)
 
 
 class DenseMix(nn.Module):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, PlainStream, State, Stream
-from twoaxis.depth.history import largest_boundary
+from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix, traced
@@ -69,17 +68,8 @@ class ResidualScalars(Connection):
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """Two scalars per read; 4 d flops per token and read, twice that backward."""
-            layout = shape.layout
-            reads = self.reads(layout)
-            flops = 4 * reads * layout.d_model * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * layout.d_model + 2 * reads,
-                flops_forward=flops,
-                flops_backward=2 * flops,
-                boundary_bytes={"full": largest},
-            )
+            reads = self.reads(shape.layout)
+            return self.network_cost(shape, 2 * reads, 4 * reads * shape.layout.d_model)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -104,24 +94,14 @@ class ResidualScalars(Connection):
         return ScalarStream(cfg, layout)
 
 
-class ScalarStream(PlainStream):
+class ScalarStream(NamedStream):
     """Opens with the embeddings as x = x_0, closes with the final norm of x."""
-
-    def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"stream": x, "embedding": x} if self.cfg.reads(self.layout) else {"stream": x}
 
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["stream"])
-
     def unchanging(self, name: str) -> bool:
         return name == "embedding"
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class ScalarTrace(Trace):

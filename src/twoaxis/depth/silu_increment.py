@@ -20,7 +20,7 @@ from twoaxis.depth.connection import Connection, DepthConfig, State
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.tape import Array
-from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, TensorSpec
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape
 
 
 @spec.register("depth", "silu_increment")
@@ -41,11 +41,7 @@ class SiLUIncrement(Connection):
             )
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
-            layout = shape.layout
-            stream = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * layout.d_model, boundary_bytes={"full": stream.nbytes}
-            )
+            return self.network_cost(shape, 0, 0)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)

@@ -74,7 +74,7 @@ class SVFormer(FirstValue, Remembers):
 
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """Nothing beyond the norms but the one cache of values; what is saved shows in the cost of the cores."""
-            cost, layout = self.reading_cost(shape, 0, 0), shape.layout
+            cost, layout = self.network_cost(shape, 0, 0), shape.layout
             if not self.sharing(layout):
                 return cost
             heads, width = self.heads(layout)

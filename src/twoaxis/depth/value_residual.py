@@ -75,7 +75,7 @@ class ValueResidual(FirstValue):
             )
             shared = 1 if self.form == "learnable_plus" and readers else 0
             flops = readers * heads * (4 * width + (2 * layout.d_model if self.form == "gated" else 0))
-            return self.reading_cost(shape, readers * each + shared, flops)
+            return self.network_cost(shape, readers * each + shared, flops)
 
     def __init__(
         self, cfg: Any, layout: Layout, block: int, index: int, shared: SharedWeights | None = None
@@ -97,10 +97,7 @@ class ValueResidual(FirstValue):
         count = len(cfg.readers(layout))
         plus = cfg.form == "learnable_plus" and count
         shared = SharedWeights(count, 0.0 if cfg.start == "standard" else float(count)) if plus else None
-        blocks: list[list[Connection]] = [
-            [cls(cfg, layout, block, index, shared) for index in range(len(kinds))]
-            for block, kinds in enumerate(layout.blocks)
-        ]
+        blocks = cls.every(cfg, layout, shared)
         return FirstValueStream(cfg, layout, shared), blocks
 
 

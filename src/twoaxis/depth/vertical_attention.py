@@ -15,8 +15,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from twoaxis import spec
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, check_window, largest_boundary, newest, source_specs
+from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
+from twoaxis.depth.history import History, check_window, newest, source_specs
 from twoaxis.depth.reader import Reader
 from twoaxis.depth.static_mix import StaticMix, n_weights, static_mix_trace
 from twoaxis.depth.trace import Trace
@@ -81,15 +81,7 @@ class VerticalAttention(Connection, Reader):
             layout = shape.layout
             counts = [len(newest(n, self.window_blocks)) for n in range(1, layout.n_blocks + 1)]
             weights = sum(n_weights(n, "softmax") for n in counts)
-            flops = 2 * weights * layout.d_model * shape.tokens
-            tensor = TensorSpec((shape.batch_size, shape.seq_len, layout.d_model), layout.state_dtype)
-            largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-            return Cost(
-                parameters=(layout.n_sublayers + 1) * layout.d_model + weights,
-                flops_forward=flops,
-                flops_backward=2 * flops,
-                boundary_bytes={"full": largest},
-            )
+            return self.network_cost(shape, weights, 2 * weights * layout.d_model)
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
@@ -140,12 +132,8 @@ def norm0(h: Tensor, cfg: Any, layout: Layout) -> Tensor:
     return normed if cfg.source_norm == "rms" else normed * h.shape[-1] ** -0.5
 
 
-class VerticalStream(Stream):
+class VerticalStream(NamedStream):
     """Opens with the normed embeddings as the first source, closes with the final norm of h_L."""
-
-    def __init__(self, cfg: Any, layout: Layout) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
 
     def open(self, x: Tensor, ctx: Context) -> State:
         return {"sources": History.empty(self.layout).push(norm0(x, self.cfg, self.layout), 0)}
@@ -155,9 +143,6 @@ class VerticalStream(Stream):
 
     def loose(self, depth: int) -> frozenset[int]:
         return frozenset()
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
 
 
 class VerticalTrace(Trace):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import History, largest_boundary, source_specs
+from twoaxis.depth.connection import BlockStates, Connection, DepthConfig, State, Stream
+from twoaxis.depth.history import source_specs
 from twoaxis.depth.window_read import WindowRead
 from twoaxis.depth.window_rule import Logits, States, narrowed
 from twoaxis.errors import InputError
@@ -94,15 +94,8 @@ class WindowedConfig(DepthConfig):
         layout, d = shape.layout, shape.layout.d_model
         self.head_width(layout)
         counts = [self.n_sources(depth) for depth in range(layout.n_blocks)]
-        flops = shape.tokens * sum(self.read_flops(n, d) for n in counts)
-        tensor = TensorSpec((shape.batch_size, shape.seq_len, d), layout.state_dtype)
-        largest = largest_boundary(lambda depth: self.state_spec(layout, depth, tensor), layout.n_blocks)
-        return Cost(
-            parameters=(layout.n_sublayers + 1) * d + self.read_parameters(counts, d),
-            flops_forward=flops,
-            flops_backward=2 * flops,
-            boundary_bytes={"full": largest},
-        )
+        flops = sum(self.read_flops(n, d) for n in counts)
+        return self.network_cost(shape, self.read_parameters(counts, d), flops)
 
     def read_parameters(self, counts: list[int], d: int) -> int:
         """Numbers of the reads of so many states, in a network of width d."""
@@ -200,10 +193,7 @@ class Windowed(Connection):
     def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
         widest = cfg.n_sources(layout.n_blocks - 1)
         shared = WindowRead(cfg, layout, widest) if cfg.shared else None
-        blocks: list[list[Connection]] = [
-            [cls(cfg, layout, block, index, shared) for index in range(len(kinds))]
-            for block, kinds in enumerate(layout.blocks)
-        ]
+        blocks = cls.every(cfg, layout, shared)
         return cls.ends(cfg, layout, shared), blocks
 
     @classmethod
@@ -212,19 +202,9 @@ class Windowed(Connection):
         return WindowedStream(cfg, layout, shared)
 
 
-class WindowedStream(Stream):
+class WindowedStream(BlockStates):
     """Opens with the embeddings as h(0), closes with the final norm of h(L); owns shared projections."""
 
     def __init__(self, cfg: Any, layout: Layout, shared: WindowRead | None) -> None:
-        super().__init__(layout)
-        self.cfg = cfg
+        super().__init__(cfg, layout)
         self.window_read = shared
-
-    def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History.empty(self.layout).push(x, 0, carried=True)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["sources"].sources[-1])
-
-    def state_spec(self, depth: int, batch_size: int, seq_len: int) -> dict[str, TensorSpec]:
-        return self.cfg.state_spec(self.layout, depth, self.spec_of(batch_size, seq_len))
