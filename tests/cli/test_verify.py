@@ -23,7 +23,7 @@ VECTORS = Path(__file__).parents[1] / "golden"
 BOTH = [
     "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "hyper_gates", "mhc_gates",
     "mix", "token_mix",
-    "depthwise_causal_conv", "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss",
+    "depthwise_causal_conv", "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss", "gated_mix",
 ]  # fmt: skip
 
 
@@ -154,6 +154,8 @@ def test_costs_are_measured_one_way(capsys):
 
 KERNELS = (
     "mix",
+    "gated_mix",
+    "gated_pull",
     "token_mix",
     "causal_conv",
     "streams",

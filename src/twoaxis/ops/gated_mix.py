@@ -12,6 +12,7 @@ from ..errors import InputError
 from . import few_tokens
 from .checks import source_dtype
 from .first_order import first_order
+from .native import gated_mix as native
 from .native.few_tokens import gated as native_step
 from .precision import compute_dtype, few, full_precision
 
@@ -57,6 +58,8 @@ class _GatedMix(torch.autograd.Function):
         eps, weights, gate, *sources = args
         ctx.eps = eps
         ctx.save_for_backward(weights, gate, *sources)
+        if (kernel := native.library("gated_mix", weights, gate, sources)) is not None:
+            return native.forward(kernel, eps, weights, gate, sources)
         dtype = compute_dtype(*sources)
         b, w = weights.to(dtype), gate.to(dtype)
         with full_precision(sources[0]):
@@ -72,6 +75,9 @@ class _GatedMix(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         weights, gate, *sources = ctx.saved_tensors
+        if (kernel := native.library("gated_pull", weights, gate, sources)) is not None:
+            needed = ctx.needs_input_grad[3:]
+            return None, *native.backward(kernel, ctx.eps, weights, gate, sources, grads, needed)
         dtype = compute_dtype(*sources)
         b, w = weights.to(dtype), gate.to(dtype)
         up = [g.to(dtype) for g in grads]

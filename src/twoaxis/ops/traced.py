@@ -92,6 +92,10 @@ def gated_mix(
     """
     made = [t.like(sources[0]) for _ in range(reads)]
     flops = 6 * reads * sum(x.numbers for x in sources)
+    if t.backend == "native" and not t.decoding and all(native_source(x, sources[0]) for x in sources):
+        about: dict[str, Any] = {"native": True, "back_launches": 3}  # sums over threads
+        t.run("gated_mix", (*sources, gate), *made, keep=(gate, *sources), flops=flops, **about)
+        return made
     t.run(
         "gated_mix",
         (*sources, gate),

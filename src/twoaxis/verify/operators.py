@@ -81,6 +81,12 @@ def operators() -> list[Operator]:
         Operator("swiglu", [(*TOKENS, 66)], lambda f, x: f(x), "swiglu", roundings=(2, 1)),
         Operator("rotate", [(*TOKENS, 2, 33)], _rotate, "rotate"),
         Operator("token_loss", [x], _token_loss, "token_loss"),
+        Operator(
+            "gated_mix",
+            [(3, 7, 33), (3, 33), *[x] * 7],
+            lambda f, b, w, *sources: torch.cat(f(sources, b, w, norm_eps=1e-6), -1),
+            "gated_mix",
+        ),
     ]
 
 
