@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.history_spec import parse_history, settled
-from twoaxis.depth.stream import BlockStates, NamedStream, PlainStream, State, Stream
+from twoaxis.depth.stream import NamedStream, PlainStream, State, Stream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
 
 __all__ = [
-    "BlockStates",
     "Connection",
     "Core",
     "DepthConfig",

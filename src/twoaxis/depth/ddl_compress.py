@@ -18,51 +18,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.cache import Remembers, Slot
 from twoaxis.depth.connection import State, Stream
-from twoaxis.ops import channel_read, depthwise_causal_conv
+from twoaxis.ops import channel_read
 from twoaxis.ops.native import delta_step
 from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.precision import compute_dtype
+from twoaxis.sequence.convolution import TokenMemory
 from twoaxis.types import DTYPES, Context, Layout, TensorSpec
 
 
-class ConvMemory(nn.Module, Remembers):
-    """The inputs that one causal convolution, at one place in the model, still reads. It learns nothing.
-
-    channels: of one input row. kernel: taps; kernel - 1 rows are kept, in the residual state's dtype.
-    """
+class ConvMemory(TokenMemory):
+    """The memory of one convolution, at one place in the model: rows of `channels` in the residual state's dtype."""
 
     def __init__(self, channels: tuple[int, ...], kernel: int, state_dtype: str) -> None:
-        super().__init__()
-        self.channels, self.kernel, self.state_dtype = channels, kernel, state_dtype
+        super().__init__(math.prod(channels), kernel)
+        self.channels, self.state_dtype = channels, state_dtype
 
-    def forward(self, x: Tensor, weight: Tensor, ctx: Context) -> Tensor:
-        """Convolve x (B, T, channels) with weight (.., kernel) within documents, after the kept rows."""
-        if ctx.cache is None:
-            return depthwise_causal_conv(x, weight, segments=ctx.segments)
-        rows = ctx.cache[self.slot_name].append(x=x)["x"]
-        seen = ctx.cache.segments
-        segments = None if seen is None else seen[:, seen.shape[1] - rows.shape[1] :]
-        history = rows[:, : rows.shape[1] - x.shape[1]]
-        return depthwise_causal_conv(x, weight, history=history, segments=segments)
-
-    def new_slot(
-        self,
-        batch_size: int,
-        max_length: int | None,
-        max_rollback: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Slot:
-        row = torch.float64 if dtype == torch.float64 else DTYPES[self.state_dtype]
-        return Slot(
-            batch_size,
-            {"x": (self.channels, row)},
-            keep=self.kernel - 1,
-            max_rollback=max_rollback,
-            device=device,
-        )
+    def row(self, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.channels, torch.float64 if dtype == torch.float64 else DTYPES[self.state_dtype]
 
 
 class Compressor(nn.Module, ABC):

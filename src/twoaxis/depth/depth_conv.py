@@ -17,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis import spec
-from twoaxis.depth.connection import BlockStates, Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import source_specs
-from twoaxis.depth.trace import Trace
+from twoaxis.depth.block_states import StatesConfig, StatesConnection, StatesStream, StatesTrace
+from twoaxis.depth.connection import Connection, State, Stream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import mix, traced
 from twoaxis.tape import Array
-from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart
 
 
 @spec.register("depth", "depth_conv")
-class DepthConv(Connection):
+class DepthConv(StatesConnection):
     """read: norm(sum_s w_s h(l-s)) at a block's first sublayer, else norm(x); write: x + y.
 
     state: {"sources": the block states that the next read sees, h(l) the newest}; inside a block also
@@ -39,12 +38,11 @@ class DepthConv(Connection):
     equation = "x_l = sum_{s<K} w[:, K-1-s] * h(l-s), per channel"
     source = "derived from arXiv 2603.16039 (ShortConv along depth)"
 
-    class Config(DepthConfig):
+    class Config(StatesConfig):
         """kernel: K, the block states read, the current one included. shared: one w for all blocks, which is
         the convolution, or one for each block.
         """
 
-        keeps_history = True
         kernel: int = 4
         shared: bool = True
 
@@ -57,18 +55,9 @@ class DepthConv(Connection):
         def history_options(self, kind: str, count: int) -> dict[str, Any]:
             return {"kernel": count} if kind == "window" else {}
 
-        def taps(self, depth: int) -> int:
+        def n_sources(self, depth: int) -> int:
             """min(K, l + 1), the states seen by the read after `depth` blocks."""
             return min(self.kernel, depth + 1)
-
-        def kept(self, depth: int, n_blocks: int) -> int:
-            """How many states the next read needs; after the last block, that block's own."""
-            return self.taps(depth) if depth < n_blocks else 1
-
-        def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
-            """The state after `depth` blocks."""
-            oldest = depth + 1 - self.kept(depth, layout.n_blocks)
-            return source_specs("sources", range(oldest, depth + 1), tensor, layout, carried=True)
 
         def coordinates(self) -> Coordinates:
             return Coordinates(
@@ -86,7 +75,7 @@ class DepthConv(Connection):
         def cost(self, shape: Shape, block: int = 0) -> Cost:
             """2 d flops per token and tap, twice that backward."""
             layout, d = shape.layout, shape.layout.d_model
-            taps = [self.taps(depth) for depth in range(layout.n_blocks)]
+            taps = [self.n_sources(depth) for depth in range(layout.n_blocks)]
             parameters = d * (max(taps) if self.shared else sum(taps))
             return self.network_cost(shape, parameters, 2 * d * sum(taps))
 
@@ -97,32 +86,20 @@ class DepthConv(Connection):
     ) -> None:
         super().__init__(cfg, layout, block, index)
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
-        self.opens, self.closes = index == 0, index == len(layout.blocks[block]) - 1
-        self.window = cfg.taps(block)  # of the read before this block
-        self.kept = cfg.kept(block + 1, layout.n_blocks)
-        if not self.opens:
-            self.taps = None
-        elif not cfg.shared:
-            self.taps = DepthTaps(layout.d_model, self.window)
-        elif shared is not None:
-            self.__dict__["taps"] = shared  # the stream registers them, once
+        self.window = cfg.n_sources(block)  # of the read before this block
+        if self.opens:
+            self.attach("taps", shared, lambda: DepthTaps(layout.d_model, self.window))
         else:
-            raise InputError("depth_conv(shared=True) is built for the whole network; use DepthConv.network")
+            self.taps = None
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, Tensor]:
         seen = state["sources"].last(self.window).sources
         x = state["stream"] if self.taps is None else self.taps(seen)
         return Reads(self.norm(x)), x
 
-    def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
-        x, sources = carry + y.to(carry.dtype), state["sources"]
-        if self.closes:
-            return {"sources": sources.push(x, carried=True).last(self.kept)}
-        return {"sources": sources, "stream": x}
-
     @classmethod
     def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
-        shared = DepthTaps(layout.d_model, cfg.taps(layout.n_blocks - 1)) if cfg.shared else None
+        shared = DepthTaps(layout.d_model, cfg.n_sources(layout.n_blocks - 1)) if cfg.shared else None
         blocks = cls.every(cfg, layout, shared)
         return DepthConvStream(cfg, layout, shared), blocks
 
@@ -141,7 +118,7 @@ class DepthTaps(nn.Module):
         return mix(states, self.weight.mT[-len(states) :])
 
 
-class DepthConvStream(BlockStates):
+class DepthConvStream(StatesStream):
     """Opens with the embeddings as h(0), closes with the final norm of h(L); owns shared taps."""
 
     def __init__(self, cfg: Any, layout: Layout, shared: DepthTaps | None) -> None:
@@ -149,28 +126,15 @@ class DepthConvStream(BlockStates):
         self.taps = shared
 
 
-class DepthConvTrace(Trace):
+class DepthConvTrace(StatesTrace):
     """The same in sizes alone."""
 
     cfg: DepthConv.Config
 
-    def open(self, x: Array) -> State:
-        return {"sources": self.sources().push(x, 0, carried=True)}  # type: ignore[arg-type]
-
     def read(self, state: State, block: int, index: int) -> tuple[Any, Array]:
-        seen = state["sources"].last(self.cfg.taps(block)).sources
+        seen = state["sources"].last(self.cfg.n_sources(block)).sources
         x = traced.mix(self.t, seen) if index == 0 else state["stream"]
         return super().read(x, block, index)[0], x
-
-    def write(self, state: State, carry: Array, y: Array, block: int, index: int) -> State:
-        x = super().write(carry, None, y, block, index)
-        if self.closes(block, index):
-            kept = self.cfg.kept(block + 1, self.layout.n_blocks)
-            return {"sources": state["sources"].push(x, block + 1, carried=True).last(kept)}
-        return {"sources": state["sources"], "stream": x}
-
-    def close(self, state: State) -> Array:
-        return super().close(state["sources"].sources[-1])
 
 
 DepthConv.Config.trace = DepthConvTrace

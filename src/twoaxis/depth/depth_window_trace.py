@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twoaxis.depth.trace import Trace
+from twoaxis.depth.block_states import StatesTrace
 from twoaxis.ops import traced
 from twoaxis.tape import Array
 
 
-class DepthWindowTrace(Trace):
+class DepthWindowTrace(StatesTrace):
     """One read of a window of block states before each block; `logits`, one a state, are added to all heads' scores."""
 
     cfg: Any
-
-    def open(self, x: Array) -> Any:
-        return {"sources": self.sources().push(x, 0, carried=True)}  # type: ignore[arg-type]
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, Any]:
         x = state.get("stream")
@@ -79,13 +76,3 @@ class DepthWindowTrace(Trace):
         inner = t.norm(t.cast(h, t.wide), gain=False)
         g = t.map("sigmoid", t.linear(inner, 1, bias=True), keep="output")
         return t.run("addcmul", (h, g, z), t.like(h), keep=(g, z))
-
-    def write(self, state: Any, carry: Array, y: Array, block: int, index: int) -> Any:
-        x = super().write(carry, None, y, block, index)
-        if self.closes(block, index):
-            kept = self.cfg.kept(block + 1, self.layout.n_blocks)
-            return {"sources": state["sources"].push(x, block + 1, carried=True).last(kept)}
-        return {"sources": state["sources"], "stream": x}
-
-    def close(self, state: Any) -> Array:
-        return super().close(state["sources"].sources[-1])

@@ -18,8 +18,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
 from twoaxis.depth.history import History, check_window, newest, source_specs
-from twoaxis.depth.reader import Reader
-from twoaxis.depth.static_mix import Normalize, StaticMix, n_weights, static_mix_trace
+from twoaxis.depth.static_mix import MixReader, Normalize, StaticMix, n_weights, static_mix_trace
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.tape import Array
@@ -29,7 +28,7 @@ BRANCH_EPS = 1e-7  # of the parameter-free LayerNorm on a branch
 
 
 @spec.register("depth", "elc_bert")
-class ELCBert(Connection, Reader):
+class ELCBert(Connection, MixReader):
     """read: norm(x_n + the block's branch so far); write: add to the branch, which becomes the source h_n.
 
     state between blocks: {"sources": h_0 .. h_n}, after the last block only what the read-out needs; inside a
@@ -38,7 +37,6 @@ class ELCBert(Connection, Reader):
 
     equation = "x_n = sum_i softmax(a_n)_i h_i, h_n = A(x_n) + F(x_n + A(x_n))"
     source = "arXiv 2311.02265"
-    weights = "mix"
 
     class Config(DepthConfig):
         """variant: which of the four published files. "zero": logits start at 0. "weighted_output": so, and
@@ -108,13 +106,6 @@ class ELCBert(Connection, Reader):
         self.number = block if first else None
         self.n_wanted = len(self.seen)
 
-    def wants(self, index: int) -> bool:
-        return index in self.seen
-
-    def weigh(self, sources: History) -> tuple[Tensor, ...]:
-        assert self.mix is not None
-        return (self.mix(sources),)
-
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
         if self.mix is not None:
             state = {**state, "input": self.mixtures(state["sources"])[0]}
@@ -142,10 +133,8 @@ class ELCBert(Connection, Reader):
         return ELCStream(cfg, layout)
 
 
-class ELCStream(NamedStream, Reader):
+class ELCStream(NamedStream, MixReader):
     """Opens with the embeddings as h_0, closes with the final norm of h_L or of a last combination."""
-
-    weights = "mix"
 
     def __init__(self, cfg: Any, layout: Layout) -> None:
         super().__init__(cfg, layout)
@@ -153,13 +142,6 @@ class ELCStream(NamedStream, Reader):
         self.seen = cfg.kept(layout.n_blocks, layout.n_blocks)
         self.mix = StaticMix(self.seen, cfg.normalize) if weighted else None
         self.number = layout.n_blocks if weighted else None
-
-    def wants(self, index: int) -> bool:
-        return index in self.seen
-
-    def weigh(self, sources: History) -> tuple[Tensor, ...]:
-        assert self.mix is not None
-        return (self.mix(sources),)
 
     def loose(self, depth: int) -> frozenset[int]:
         ends = depth == self.layout.n_blocks and self.mix is None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from twoaxis import spec
 from twoaxis.depth.axis_gate import AxisGate
+from twoaxis.depth.block_states import StatesConnection
 from twoaxis.depth.connection import Connection, Core, State, Stream
 from twoaxis.depth.hybrid_config import HybridConfig
 from twoaxis.depth.hybrid_trace import HybridTrace
@@ -37,7 +38,7 @@ from twoaxis.types import Context, Layout, Reads
 
 
 @spec.register("depth", "hybrid")
-class Hybrid(Connection):
+class Hybrid(StatesConnection):
     """read: norm(x); in a block's first attention, before its W_o, the gate mixes in z; write: x + gamma y, or x + y.
 
     state: {"sources": the block states that later reads see, the newest the stream}; inside a block also
@@ -57,22 +58,17 @@ class Hybrid(Connection):
     ) -> None:
         super().__init__(cfg, layout, block, index)
         place, heads = cfg.place(layout, block)
-        self.opens, self.closes = index == 0, index == len(layout.blocks[block]) - 1
-        self.window, self.kept = cfg.read().n_sources(block), cfg.kept(layout, block + 1)
+        self.window = cfg.read().n_sources(block)
         self.letter = cfg.letter(block) if index == place else None
         self.norm = None if self.letter == "D" else RMSNorm(layout.d_model, layout.norm_eps)
         self.gate = (
             AxisGate(layout.d_model, cfg.gate_width(heads, layout.d_model)) if self.letter == "B" else None
         )
         self.gamma = nn.Parameter(torch.tensor(float(cfg.start == "normal"))) if self.letter else None
-        if self.letter not in ("B", "D"):
-            self.window_read = None
-        elif not cfg.shared:
-            self.window_read = WindowRead(cfg.read(), layout, self.window)
-        elif shared is not None:
-            self.__dict__["window_read"] = shared  # the stream registers it, once
+        if self.letter in ("B", "D"):
+            self.attach("window_read", shared, lambda: WindowRead(cfg.read(), layout, self.window))
         else:
-            raise InputError("hybrid(shared=True) is built for the whole network; use Hybrid.network")
+            self.window_read = None
 
     def forward(self, state: State, core: Core, ctx: Context) -> State:
         if self.gamma is None:
@@ -156,12 +152,6 @@ class Hybrid(Connection):
     def read(self, state: State, ctx: Context) -> tuple[Reads, Tensor]:
         x = self.stream_of(state)
         return Reads(x if self.norm is None else self.norm(x)), x
-
-    def write(self, state: State, carry: Tensor, y: Tensor, ctx: Context) -> State:
-        x, sources = carry + y.to(carry.dtype), state["sources"]
-        if self.closes:
-            return {"sources": sources.push(x, carried=True).last(self.kept)}
-        return {"sources": sources, "stream": x}
 
     @classmethod
     def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:

@@ -9,12 +9,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from twoaxis import spec
-from twoaxis.depth.connection import DepthConfig
-from twoaxis.depth.history import source_specs
+from twoaxis.depth.block_states import StatesConfig
 from twoaxis.depth.windowed import WindowedConfig
 from twoaxis.errors import InputError
 from twoaxis.sequence import AttentionConfig
-from twoaxis.types import Coordinates, Cost, Layout, Shape, TensorSpec
+from twoaxis.types import Coordinates, Cost, Layout, Shape
 
 
 class HybridRead(WindowedConfig):
@@ -25,7 +24,7 @@ class HybridRead(WindowedConfig):
     injection: Literal["add", "replace", "gated"] = "replace"
 
 
-class HybridConfig(DepthConfig):
+class HybridConfig(StatesConfig):
     """Options of the hybrid.
 
     window_blocks: K of the depth read, None is all. shared: one W_Q, W_K, W_V of it for all blocks.
@@ -35,7 +34,6 @@ class HybridConfig(DepthConfig):
     """
 
     follows_rule: ClassVar[bool] = True
-    keeps_history = True
 
     window_blocks: int | None = None
     shared: bool = True
@@ -123,11 +121,6 @@ class HybridConfig(DepthConfig):
     def core_options_at(self, layout: Layout, block: int, index: int) -> dict[str, Any]:
         alone = self.letter(block) == "D" and index == self.place(layout, block)[0]
         return {"token_read": False} if alone else {}
-
-    def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
-        """The state after `depth` blocks."""
-        index = range(depth + 1 - self.kept(layout, depth), depth + 1)
-        return source_specs("sources", index, tensor, layout, carried=True)
 
     def gate_width(self, heads: int, d: int) -> int:
         """Gates of a token."""

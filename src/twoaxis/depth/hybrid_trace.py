@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from twoaxis.depth.block_states import StatesTrace
 from twoaxis.depth.depth_window_trace import DepthWindowTrace
-from twoaxis.depth.trace import Trace
 from twoaxis.tape import Array
 from twoaxis.types import Reads
 
 
-class HybridTrace(Trace):
+class HybridTrace(StatesTrace):
     """In a block's first attention, before its W_o: a read of the last block states, and the gate."""
 
     cfg: Any
-
-    def open(self, x: Array) -> Any:
-        return {"sources": self.sources().push(x, 0, carried=True)}  # type: ignore[arg-type]
 
     def sublayer(self, state: Any, core: Any, block: int, index: int) -> Any:
         t, cfg, sources = self.t, self.cfg, state["sources"]
@@ -31,12 +28,7 @@ class HybridTrace(Trace):
             made = core(reads, None, lambda s: self.mixed(s, seen, heads, letter))
             with t.of("depth"):
                 y = t.times(t.weight(1), t.state(made))
-        x = super().write(x, None, y, block, index)
-        if self.closes(block, index):
-            return {
-                "sources": sources.push(x, block + 1, carried=True).last(cfg.kept(self.layout, block + 1))
-            }
-        return {"sources": sources, "stream": x}
+        return self.write(state, x, y, block, index)
 
     def mixed(self, s: Array | None, seen: tuple[Array, ...], heads: int, letter: str) -> Array:
         """G s + (1 - G) z, or the one of the two that there is, as W_o takes it."""
@@ -54,6 +46,3 @@ class HybridTrace(Trace):
     def normed(self, x: Array) -> Array:
         """rms(x) in at least float32."""
         return self.t.norm(self.t.cast(x, self.t.wide), gain=False)
-
-    def close(self, state: Any) -> Array:
-        return super().close(state["sources"].sources[-1])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.history import History
+from twoaxis.depth.reader import Reader
 from twoaxis.ops import mix, traced
 from twoaxis.ops.known_mix import softmaxed
 from twoaxis.tape import Array, Tape
@@ -48,6 +49,21 @@ class StaticMix(nn.Module):
         if len(sources) != len(alpha):
             alpha = alpha[[self.seen.index(j) for j in sources.index]]
         return mix(sources.sources, alpha)
+
+
+class MixReader(Reader):
+    """A reader by one `StaticMix`, `mix`, of the sources `seen`."""
+
+    weights = "mix"
+    mix: StaticMix | None
+    seen: range
+
+    def wants(self, index: int) -> bool:
+        return index in self.seen
+
+    def weigh(self, sources: History) -> tuple[Tensor, ...]:
+        assert self.mix is not None
+        return (self.mix(sources),)
 
 
 def static_mix_trace(t: Tape, sources: Sequence[Array], normalize: str) -> Array:

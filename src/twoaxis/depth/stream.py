@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from twoaxis.depth.ahead import normed
-from twoaxis.depth.history import History, unchanging
+from twoaxis.depth.history import unchanging
 from twoaxis.norm import RMSNorm
 from twoaxis.types import Context, Layout, ParamRule, TensorSpec
 
@@ -90,13 +90,3 @@ class NamedStream(Stream):
             self.layout, depth, self.spec_of(batch_size, seq_len)
         )
         return specs
-
-
-class BlockStates(NamedStream):
-    """Opens with the embeddings as h(0), the one source, closes with the final norm of the newest, h(L)."""
-
-    def open(self, x: Tensor, ctx: Context) -> State:
-        return {"sources": History.empty(self.layout).push(x, 0, carried=True)}
-
-    def close(self, state: State, ctx: Context) -> Tensor:
-        return self.norm(state["sources"].sources[-1])

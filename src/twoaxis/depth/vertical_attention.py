@@ -17,8 +17,7 @@ from torch import Tensor
 from twoaxis import spec
 from twoaxis.depth.connection import Connection, DepthConfig, NamedStream, State, Stream
 from twoaxis.depth.history import History, check_window, newest, source_specs
-from twoaxis.depth.reader import Reader
-from twoaxis.depth.static_mix import StaticMix, n_weights, static_mix_trace
+from twoaxis.depth.static_mix import MixReader, StaticMix, n_weights, static_mix_trace
 from twoaxis.depth.trace import Trace
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rms
@@ -27,7 +26,7 @@ from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, Tens
 
 
 @spec.register("depth", "vertical_attention")
-class VerticalAttention(Connection, Reader):
+class VerticalAttention(Connection, MixReader):
     """read: norm(x_n + the branch so far), x_n a mix of normed block outputs; write: add to the branch.
 
     state: {"sources": norm0(h_0) .. norm0(h_n), normed once when a block ends}, after the last block
@@ -36,7 +35,6 @@ class VerticalAttention(Connection, Reader):
 
     equation = "x_n = sum_i softmax(a_n)_i norm0(h_i), h_n = Block_n(x_n)"
     source = "OpenReview A6uabXKiXc (reviews)"
-    weights = "mix"
 
     class Config(DepthConfig):
         """block_residual: h_n is a whole block's output, x_n included; False: only what the block adds, as in
@@ -93,13 +91,6 @@ class VerticalAttention(Connection, Reader):
         self.kept = len(newest(block + 2, cfg.window_blocks))
         self.number = block if index == 0 else None
         self.n_wanted = len(self.seen)
-
-    def wants(self, index: int) -> bool:
-        return index in self.seen
-
-    def weigh(self, sources: History) -> tuple[Tensor, ...]:
-        assert self.mix is not None
-        return (self.mix(sources),)
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, State]:
         if self.mix is not None:

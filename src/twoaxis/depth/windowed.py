@@ -6,18 +6,18 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from twoaxis.depth.connection import BlockStates, Connection, DepthConfig, State, Stream
-from twoaxis.depth.history import source_specs
+from twoaxis.depth.block_states import StatesConfig, StatesConnection, StatesStream
+from twoaxis.depth.connection import Connection, State, Stream
 from twoaxis.depth.window_read import WindowRead
 from twoaxis.depth.window_rule import Logits, States, narrowed
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops.native.window_step import window_read
 from twoaxis.ops.reference_steps import Chooser
-from twoaxis.types import Context, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
+from twoaxis.types import Context, Cost, Layout, Reads, Shape, StandardStart
 
 
-class WindowedConfig(DepthConfig):
+class WindowedConfig(StatesConfig):
     """Options of a read over the last block states.
 
     window_blocks: K, the block states read, the current one included; None reads all.
@@ -31,7 +31,6 @@ class WindowedConfig(DepthConfig):
     """
 
     follows_rule: ClassVar[bool] = True
-    keeps_history = True
 
     window_blocks: int | None = None
     shared: bool = True
@@ -73,15 +72,6 @@ class WindowedConfig(DepthConfig):
         """The states seen by the read after `depth` blocks, min(K, l + 1)."""
         return depth + 1 if self.reach is None else min(self.reach, depth + 1)
 
-    def kept(self, depth: int, n_blocks: int) -> int:
-        """How many states the next read needs; after the last block, that block's own."""
-        return self.n_sources(depth) if depth < n_blocks else 1
-
-    def state_spec(self, layout: Layout, depth: int, tensor: TensorSpec) -> dict[str, TensorSpec]:
-        """The state after `depth` blocks."""
-        oldest = depth + 1 - self.kept(depth, layout.n_blocks)
-        return source_specs("sources", range(oldest, depth + 1), tensor, layout, carried=True)
-
     def standard_start(self) -> StandardStart:
         return "no" if self.injection == "replace" and self.window_blocks != 1 else "exact"
 
@@ -115,7 +105,7 @@ class WindowedConfig(DepthConfig):
         return 2 * d * d * (2 + keys + self.output) + 2 * n * d * (scored + self.heads) + gate
 
 
-class Windowed(Connection):
+class Windowed(StatesConnection):
     """read: norm(x = h and z(h(l-K+1) .. h(l))) at a block's first sublayer, else norm(x); write: x + y.
 
     state: {"sources": the block states that the next read sees, h(l) the newest}; inside a block also
@@ -129,19 +119,11 @@ class Windowed(Connection):
     ) -> None:
         super().__init__(cfg, layout, block, index)
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
-        self.opens, self.closes = index == 0, index == len(layout.blocks[block]) - 1
         self.window = cfg.n_sources(block)  # of the read before this block
-        self.kept = cfg.kept(block + 1, layout.n_blocks)
-        if not self.opens:
-            self.window_read = None
-        elif not cfg.shared:
-            self.window_read = WindowRead(cfg, layout, self.window)
-        elif shared is not None:
-            self.__dict__["window_read"] = shared  # the stream registers it, once
+        if self.opens:
+            self.attach("window_read", shared, lambda: WindowRead(cfg, layout, self.window))
         else:
-            raise InputError(
-                f"{cfg.name}(shared=True) is built for the whole network; use {type(self).__name__}.network"
-            )
+            self.window_read = None
 
     def visible(self, state: State, ctx: Context) -> tuple[States, Logits]:
         """The states that the read before this block sees under the context's rule."""
@@ -183,12 +165,6 @@ class Windowed(Connection):
             x = state["stream"]
         return Reads(self.norm(x)), x
 
-    def write(self, state: State, carry: Any, y: Tensor, ctx: Context) -> State:
-        x, sources = carry + y.to(carry.dtype), state["sources"]
-        if self.closes:
-            return {"sources": sources.push(x, carried=True).last(self.kept)}
-        return {"sources": sources, "stream": x}
-
     @classmethod
     def network(cls, cfg: Any, layout: Layout) -> tuple[Stream, list[list[Connection]]]:
         widest = cfg.n_sources(layout.n_blocks - 1)
@@ -202,7 +178,7 @@ class Windowed(Connection):
         return WindowedStream(cfg, layout, shared)
 
 
-class WindowedStream(BlockStates):
+class WindowedStream(StatesStream):
     """Opens with the embeddings as h(0), closes with the final norm of h(L); owns shared projections."""
 
     def __init__(self, cfg: Any, layout: Layout, shared: WindowRead | None) -> None:

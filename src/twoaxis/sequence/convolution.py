@@ -24,7 +24,7 @@ class TokenMemory(nn.Module, Remembers):
         self.width, self.kernel = width, kernel
 
     def forward(self, u: Tensor, weight: Tensor, ctx: Context) -> Tensor:
-        """u (B, T, c) convolved with weight (c, K) within documents, after the kept rows; 0 on padding."""
+        """u (B, T, c) convolved with weight (.., K) within documents, after the kept rows; 0 on padding."""
         if ctx.cache is None:
             return depthwise_causal_conv(u, weight, segments=ctx.segments)
         rows = ctx.cache[self.slot_name].append(u=u)["u"]
@@ -42,11 +42,15 @@ class TokenMemory(nn.Module, Remembers):
     ) -> Slot:
         return Slot(
             batch_size,
-            {"u": ((self.width,), dtype)},
+            {"u": self.row(dtype)},
             keep=self.kernel - 1,
             max_rollback=max_rollback,
             device=device,
         )
+
+    def row(self, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of a kept row, in a cache of `dtype`."""
+        return (self.width,), dtype
 
 
 class Convolution(nn.Module):

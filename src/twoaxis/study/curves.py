@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,31 +29,15 @@ def charts(folder: Path, results: dict[str, Any]) -> tuple[list[Chart], list[Cha
     guides = [(name, v) for name, v in results["yardsticks"].items() if name in ("xz -9e", "gzip -9")]
     valid, training = [], []
     for key, label, text in AXES:
-        scores = _series(scored, key, "val_bits_per_byte")
-        valid.append(
-            Chart(
-                title="Validation",
-                x_label=label,
-                y_label="bits per byte",
-                series=scores,
-                y_max=_top(scores),
-                guides=guides,
-                dots=True,
-                x_text=text,
-            )
-        )
-        series = _series(smoothed, key, "loss")
-        training.append(
-            Chart(
-                title="Training",
-                x_label=label,
-                y_label="loss in nats per token",
-                series=series,
-                y_max=_top(series),
-                x_text=text,
-            )
-        )
+        chart = partial(_chart, x_label=label, x_text=text)
+        scores, losses = _series(scored, key, "val_bits_per_byte"), _series(smoothed, key, "loss")
+        valid.append(chart("Validation", "bits per byte", scores, guides=guides, dots=True))
+        training.append(chart("Training", "loss in nats per token", losses))
     return valid, training
+
+
+def _chart(title: str, y_label: str, series: list[Series], **more: Any) -> Chart:
+    return Chart(title=title, y_label=y_label, series=series, y_max=_top(series), **more)
 
 
 def _top(series: Sequence[Series]) -> float | None:

@@ -56,35 +56,26 @@ class Cell:
     right: bool
 
 
+def _linear(sizes: str) -> Orders:
+    return dict.fromkeys(sizes, 1)
+
+
+LIGHT = "mlp(hidden=1)"
 SCHEMES = [
-    Scheme("standard", "additive", "mlp(hidden=1)", ("add",), {"T": 1, "d": 1}, {}, 5),
-    Scheme("ELC-BERT", "elc_bert", "mlp(hidden=1)", ("static mix",), {"T": 1, "d": 1}, {"L": 1, "d": 1}, 4),
-    Scheme(
-        "DenseFormer",
-        "denseformer",
-        "mlp(hidden=1)",
-        ("static mix",),
-        {"T": 1, "L": 1, "d": 1},
-        {"L": 1, "d": 1},
-        3,
-    ),
+    Scheme("standard", "additive", LIGHT, ("add",), _linear("Td"), {}, 5),
+    Scheme("ELC-BERT", "elc_bert", LIGHT, ("static mix",), _linear("Td"), _linear("Ld"), 4),
+    Scheme("DenseFormer", "denseformer", LIGHT, ("static mix",), _linear("TLd"), _linear("Ld"), 3),
     Scheme(
         "depth attention",
         "depth_window(window_blocks={K})",
-        "mlp(hidden=1)",
+        LIGHT,
         ("depth_read",),
-        {"T": 1, "K": 1, "d": 1},
-        {"L": 1, "d": 1},
+        _linear("TKd"),
+        _linear("Ld"),
         2,
     ),
     Scheme(
-        "sequence SWA",
-        "additive",
-        "short_swa(window={w})",
-        ("blocked",),
-        {"T": 1, "w": 1, "d": 1},
-        {"w": 1, "d": 1},
-        5,
+        "sequence SWA", "additive", "short_swa(window={w})", ("blocked",), _linear("Twd"), _linear("wd"), 5
     ),
 ]
 
