@@ -131,11 +131,17 @@ def streams(dtype: torch.dtype) -> Iterator[Case]:
     if installed("hyper_connections"):
         from hyper_connections import HyperConnections
 
-        peer = HyperConnections(4, dim=512, branch=nn.RMSNorm(512), layer_index=0)
+        module = HyperConnections(4, dim=512, branch=nn.RMSNorm(512), layer_index=0)
+
+        def peer(x: Tensor) -> Tensor:  # its float32 weights take bf16 streams under autocast alone
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                result: Tensor = module(x)
+            return result
+
         flat = torch.randn(16, 512, 512).to(dtype).requires_grad_()
         wanted = [
             p
-            for p in peer.parameters()
+            for p in module.parameters()
             if torch.autograd.grad(peer(flat).sum(), p, allow_unused=True)[0] is not None
         ]
         runs["hyper-connections"] = both(lambda x, *rest: peer(x), (flat, *wanted))
