@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.depth.history import History
 from twoaxis.ops import gated_mix, mix
+from twoaxis.ops.known_gates import gained
 from twoaxis.ops.native.few_tokens import gated
 from twoaxis.types import Layout
 
@@ -29,6 +30,10 @@ class GRN(nn.Module):
         self.w = nn.Parameter(torch.zeros(reads, d)) if cfg.grn == "v3" else None
         self.gain = nn.Parameter(torch.ones(d)) if cfg.gate_norm else None
 
+    def known_gates(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """b, w and its gain: see `ops/known_gates.py`."""
+        return None if self.w is None else (self.b, self.w, self.gain)
+
     def step(
         self, sources: History, norms: Sequence[nn.Module | None]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
@@ -43,5 +48,5 @@ class GRN(nn.Module):
         b = self.b if len(sources) == self.b.shape[1] else self.b[:, list(sources.index)]
         if self.w is None:
             return tuple(mix(sources.sources, row) for row in b)
-        w = self.w if self.gain is None else self.w * self.gain
+        w = gained(self.w, self.gain)
         return gated_mix(sources.sources, b, w, norm_eps=self.norm_eps)

@@ -24,6 +24,7 @@ from twoaxis.model.saving import Saving
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import rebuilt, token_loss
 from twoaxis.ops.choice import settled
+from twoaxis.ops.known_gates import gates_of
 from twoaxis.ops.known_mix import weights_of
 from twoaxis.ops.known_read import queries_of
 from twoaxis.types import DTYPES, Context, DepthRule, ParamRule
@@ -133,7 +134,8 @@ class Decoder(nn.Module):
         """From embeddings (B, T, d) to what `to_the_end` gives."""
         plain = self.saving.saved == "all" and not self.recomputes
         whole = ctx.cache is None and self.rebuilding and (plain or not self.training)
-        loop = rebuilt.loop(whole, partial(queries_of, self), partial(weights_of, self))
+        known = partial(queries_of, self), partial(weights_of, self), partial(gates_of, self)
+        loop = rebuilt.loop(whole, *known)
         with loop, ahead.loop(self._norms(ctx)), self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import few_tokens
-from .checks import source_dtype
+from . import few_tokens, gated_sums
 from .first_order import first_order
+from .known_gates import known_gates
 from .native import gated_mix as native
 from .native.few_tokens import gated as native_step
 from .precision import compute_dtype, few, full_precision
@@ -26,13 +26,16 @@ def gated_mix(
     norm_eps: None, or score rms(v_i) with this epsilon in place of v_i. Returns O tensors (..., d) in the
     sources' dtype; the sums run in at least float32 and are cast once.
 
-    For backward it keeps the sources and nothing else of their size. The slope of relu at 0 is taken as 1, a
+    For backward it keeps the sources and nothing else of their size; in the decoder's own loop sources gather their
+    gradients from reads by gates that it knows (`ops.known_gates`). The slope of relu at 0 is taken as 1, a
     subgradient: with 0 a gate that starts at w = 0 would never move.
     """
     check_gated_mix(sources, weights, gate)
     if few(sources):
         found = native_step(sources, weights, gate, norm_eps)
         return few_tokens.gated_mix(sources, weights, gate, norm_eps) if found is None else found[0]
+    if (known := known_gates(sources, weights, gate, norm_eps)) is not None:
+        return known
     reads: tuple[Tensor, ...] = _GatedMix.apply(norm_eps, weights, gate, *sources)
     return reads
 
@@ -61,15 +64,8 @@ class _GatedMix(torch.autograd.Function):
         if (kernel := native.library("gated_mix", weights, gate, sources)) is not None:
             return native.forward(kernel, eps, weights, gate, sources)
         dtype = compute_dtype(*sources)
-        b, w = weights.to(dtype), gate.to(dtype)
         with full_precision(sources[0]):
-            reads = [torch.zeros(sources[0].shape, dtype=dtype, device=b.device) for _ in b]
-            for i, source in enumerate(sources):
-                x = source.to(dtype)
-                gates = _scores(x, w, eps)[0].clamp_(min=0)  # (..., O)
-                for o, read in enumerate(reads):
-                    read.addcmul_(x, b[o, i]).addcmul_(x, gates[..., o, None])
-        return tuple(read.to(source_dtype(sources)) for read in reads)
+            return tuple(gated_sums.read(eps, weights.to(dtype), gate.to(dtype), sources))
 
     @staticmethod
     @first_order
@@ -80,31 +76,10 @@ class _GatedMix(torch.autograd.Function):
             return None, *native.backward(kernel, ctx.eps, weights, gate, sources, grads, needed)
         dtype = compute_dtype(*sources)
         b, w = weights.to(dtype), gate.to(dtype)
-        up = [g.to(dtype) for g in grads]
-        db, dw, dx = torch.zeros_like(b), torch.zeros_like(w), []
+        db, dw, dx = torch.empty_like(b), torch.zeros_like(w), []
         with full_precision(sources[0]):
             for i, source in enumerate(sources):
-                x = source.to(dtype)
-                score, r = _scores(x, w, ctx.eps)
-                gates, total, ds = score.clamp(min=0), torch.zeros_like(x), torch.empty_like(score)
-                for o, g in enumerate(up):
-                    total.addcmul_(g, b[o, i]).addcmul_(g, gates[..., o, None])
-                    product = g * x
-                    ds[..., o] = product.sum(-1)
-                    db[o, i] = product.sum() if b.ndim == 2 else product.reshape(-1, x.shape[-1]).sum(0)
-                ds *= score >= 0
-                if r is not None:  # score = r <w, x>, r = 1 / sqrt(mean(x^2) + eps)
-                    total -= x * (r.square() * (ds * score).sum(-1, keepdim=True) / x.shape[-1])
-                    ds = ds * r
-                dx.append((total + ds @ w).to(source.dtype))
-                dw += ds.reshape(-1, len(w)).T @ x.reshape(-1, x.shape[-1])
+                one, db[:, i], along = gated_sums.back(ctx.eps, b[:, i], w, source, grads)
+                dx.append(one)
+                dw += along
         return None, db.to(weights.dtype), dw.to(gate.dtype), *dx
-
-
-def _scores(x: Tensor, w: Tensor, eps: float | None) -> tuple[Tensor, Tensor | None]:
-    """<w_o, x> or <w_o, rms(x)> for each read, (..., O), and the norm's factor (..., 1)."""
-    score = x @ w.T
-    if eps is None:
-        return score, None
-    r = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return score * r, r

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import choice, known_mix, rebuilt
+from . import choice, known_gates, known_mix, rebuilt
 from .first_order import first_order
 from .known_read import Known
 from .known_sums import Seen
@@ -148,7 +148,9 @@ def _entered(loop: rebuilt.Loop, x: Tensor) -> bool:
     if type(x) is not Tensor or not x.requires_grad:
         return False
     source, number = Source(), len(loop.sources)
-    anchors = known_of(loop).anchor, known_mix.known_of(loop).anchor
+    anchors = (
+        known.anchor for known in (known_of(loop), known_mix.known_of(loop), known_gates.known_of(loop))
+    )
     handle = _Gather.apply(source, loop.newest_source, x, *anchors)
     loop.newest_source, loop.sources[id(x)] = handle, Entry(x, number, source, handle)
     return True
@@ -166,7 +168,7 @@ class _Gather(torch.autograd.Function):
     """The source itself; backward sums what its reads left.
 
     before: the source before it, so that this one's node runs first, and so all reads that hold on to it or to a later
-    one. anchors: of known queries and weights, whose nodes run after it."""
+    one. anchors: of known queries, weights and gates, whose nodes run after it."""
 
     @staticmethod
     def forward(ctx: Any, source: Source, before: Tensor | None, x: Tensor, *anchors: Tensor) -> Tensor:

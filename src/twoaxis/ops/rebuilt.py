@@ -105,21 +105,24 @@ class Loop:
     """A pass through all layers: knows the newest state, unchanged since, and where it stands.
 
     queries: of reads over depth, with their key gains, in any order: see `known_read`. weights: of mixes, as
-    parameters and by whether a softmax makes them: see `known_mix`."""
+    parameters and by whether a softmax makes them: see `known_mix`. gates: of gated reads, weights, gate and its gain:
+    see `known_gates`."""
 
     def __init__(
         self,
         queries: Sequence[tuple[Tensor, Tensor | None]] = (),
         weights: Sequence[tuple[Tensor, bool]] = (),
+        gates: Sequence[tuple[Tensor, Tensor, Tensor | None]] = (),
     ) -> None:
         self.newest: Tensor | None = None
         self.version = 0
         self.place = Place(Chain(), 0)
         self.sources: dict[int, Any] = {}  # of reads over depth, by identity: see `pulled`
         self.newest_source: Tensor | None = None  # as reads take it
-        self.queries, self.weights = queries, weights
+        self.queries, self.weights, self.gates = queries, weights, gates
         self.known: Any = None
         self.mixes: Any = None
+        self.gated: Any = None
         self.hooks = _hooks()
 
     def place_of(self, state: Tensor, stride: int = STRIDE) -> Place:
@@ -153,15 +156,16 @@ def loop(
     open_: bool,
     queries: Callable[[], Sequence[tuple[Tensor, Tensor | None]]] = tuple,
     weights: Callable[[], Sequence[tuple[Tensor, bool]]] = tuple,
+    gates: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor | None]]] = tuple,
 ) -> Iterator[None]:
     """Operators inside may rebuild their states, if `open_` and gradients are recorded outside of torch.compile.
 
-    queries, weights: those of reads over depth and of mixes that are parameters, asked for if it is used."""
+    queries, weights, gates: those of reads over depth and of mixes that are parameters, asked for if it is used."""
     usable = open_ and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if torch.compiler.is_compiling():
         yield
         return
-    token = _open.set(Loop(queries(), weights()) if usable else None)
+    token = _open.set(Loop(queries(), weights(), gates()) if usable else None)
     try:
         yield
     finally:
