@@ -64,7 +64,8 @@ class Gates:
         ]
         self.made = {(id(w), id(gain)): w if gain is None else w * gain for _, w, gain in self.given}
         self.places: dict[tuple[int, int], tuple[int, int]] = {}  # of their rows among all of b's, and of w's
-        pairs, rows = [], (0, 0)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        rows = (0, 0)
         for b, w, gain in self.given:
             made = self.made[id(w), id(gain)]
             if len({x.shape[-1] for x, _ in [*pairs, (b, made)]}) > 1 or (id(b), id(made)) in self.places:
