@@ -15,7 +15,7 @@ from torch import Tensor
 from . import choice, rebuilt
 from .checks import check_streams
 from .first_order import first_order
-from .native import streams as native
+from .native import stream_scores as native
 from .precision import cast, compute_dtype, full_precision
 
 STRIDE = 2  # of the states in a chain one in so many is kept: rewriting four streams costs more than a rank-one write
@@ -68,8 +68,8 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, place: Any, eps: float, streams: Tensor, matrix: Tensor) -> Tensor:
         ctx.place, ctx.eps = place, eps
         ctx.save_for_backward(*(() if place is not None else (streams,)), matrix)
-        if (kernel := native.library(streams, None, matrix)) is not None:
-            return native.scores(kernel, streams, matrix, eps)
+        if (kernel := native.library(streams, matrix)) is not None:
+            return native.forward(kernel, streams, matrix, eps)
         with full_precision(streams):
             X = cast(streams, compute_dtype(streams))
             return F.layer_norm(X, X.shape[-1:], eps=eps) @ cast(matrix, X.dtype)
@@ -78,8 +78,8 @@ class _Scores(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         streams, matrix = streams_of(ctx, ctx.saved_tensors)
-        if (kernel := native.library(streams, None, matrix)) is not None:
-            dX, dmatrix = native.scores_back(kernel, streams, matrix, ctx.eps, grad)
+        if (kernel := native.library(streams, matrix)) is not None:
+            dX, dmatrix = native.backward(kernel, streams, matrix, ctx.eps, grad)
             return None, None, dX, cast(dmatrix, matrix.dtype)
         with full_precision(streams):
             X, d = cast(streams, grad.dtype), streams.shape[-1:]

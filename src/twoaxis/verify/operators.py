@@ -53,7 +53,9 @@ def operators() -> list[Operator]:
             lambda f, x, w, gain: f(x, w, gain=gain, eps=1e-6),
             "streams",
         ),
-        Operator("stream_scores", [STREAMS, (33, 6)], lambda f, x, matrix: f(x, matrix, 1e-6), "streams"),
+        Operator(
+            "stream_scores", [STREAMS, (33, 6)], lambda f, x, matrix: f(x, matrix, 1e-6), "stream_scores"
+        ),
         Operator("stream_write", [STREAMS, (*TOKENS, 4, 4), read, x], lambda f, *xs: f(*xs), "streams"),
         Operator("hyper_gates", [(*TOKENS, 4, 6), (4, 6), (1,), (1,)], _hyper_gates, "stream_gates"),
         Operator("mhc_gates", [(*TOKENS, 24), (3,), (24,)], _mhc_gates, "stream_gates"),

@@ -1,30 +1,25 @@
-// Several residual streams, forward and backward: see ops/streams.py and ops/stream_scores.py for the equations.
+// Several residual streams, read and written, forward and backward: see ops/streams.py for the equations.
 //
 // Per token, X (n, d) and small matrices of that token, all in float32:
 //   read    h = sum_s w_s X_s, y = gain h r, r = 1 / sqrt(mean(h^2) + eps)         (n + 1) d numbers move; backward
 //           dX_s = w_s dh, dw_s = <X_s, dh>, dh = r gain dy - h r^3 <gain dy, h> / d     (2 n + 1) d
 //   write   X'_t = sum_s M_ts X_s + b_t y                                          (2 n + 1) d; backward, with G = dL/dX',
 //           dX = M^T G, dM = G X^T, db = G y, dy = b^T G                           (3 n + 2) d
-//   scores  N_s = (X_s - mean) q, q = 1 / sqrt(var + eps), y_s = N_s W             n d; backward with dN = dy W^T
-//           dX_s = q (dN - mean(dN) - N mean(dN N)), dW = sum N^T dy               2 n d
-// A token's rows meet the memory once, and nothing of their size is kept. Matrices W are given as rows (c, d).
-#include <cmath>
-
-#include "simd.h"
+// A token's rows meet the memory once, and nothing of their size is kept.
+#include "rows.h"
 
 struct Call {
-  int64_t N, n, d, c, threads;
+  int64_t N, n, d, threads;
   float eps;                    // below 0: a read without a norm
   const void* x;                // (N, n, d)
   const float *weights, *mixing, *gain;  // (N, n), (N, n, n), (d,); mixing and gain may be null
-  const float* matrix;          // (c, d)
   const void* branch;           // (N, d)
-  void* out;                    // (N, d), (N, n, d), or float (N, n, c) for scores
+  void* out;                    // (N, d) or (N, n, d)
   // Backward alone.
   const void* dout;
   void *dx, *dbranch;           // (N, n, d), (N, d)
   float *dweights, *dmixing;    // (N, n), (N, n, n)
-  float *dgain, *dmatrix;       // (threads, d), (threads, c, d)
+  float* dgain;                 // (threads, d)
 };
 
 template <class T>
@@ -32,173 +27,120 @@ struct Streams {
   const Call& c;
   const int n, d, wide;
   Buffer memory;
-  float *h, *g, *sums, *rows, *parts;  // (wide), (wide), (c or 1, wide), (n, wide), (n, wide)
+  float *rows, *more, *sums;  // (n, wide), (n + 1, wide), (wide)
+  vf* spread;                 // numbers of a token, as vectors: (n + 1, 4)
 
   explicit Streams(const Call& call)
-      : c(call), n(call.n), d(call.d), wide(whole(call.d)), memory((size_t)(2 + call.c + 1 + 2 * call.n) * wide) {
-    if (!memory.at) return;
-    memset(memory.at, 0, (size_t)(2 + c.c + 1 + 2 * n) * wide * sizeof(float));
-    h = memory.at, g = h + wide, sums = g + wide, rows = sums + (size_t)(c.c + 1) * wide, parts = rows + (size_t)n * wide;
+      : c(call), n(call.n), d(call.d), wide(padded(call.d)), memory((2 * n + 2) * wide + 4 * W * (n + 1)) {
+    rows = memory.at, more = rows + n * wide, sums = more + (n + 1) * wide, spread = (vf*)(sums + wide);
+    if (rows) memset(sums, 0, wide * sizeof(float));
   }
 
-  const T* stream(const void* of, int64_t t, int s) const { return (const T*)of + (t * n + s) * d; }
-
-  float dot(const float* x, const float* y) const {  // of padded rows
-    vf p[2] = {};
-    for (int j = 0; j < wide; j += W2) p[0] += load(x + j) * load(y + j), p[1] += load(x + j + W) * load(y + j + W);
-    return sum(p[0] + p[1]);
-  }
-
-  void copy(const T* from, float* to) const {
-    for (int j = 0; j < d; j += W) store(to + j, load(from + j, d - j));
-  }
-
-  void take(int64_t t) {  // the token's streams, and h
-    const float* w = c.weights + t * n;
-    for (int s = 0; s < n; s++) copy(stream(c.x, t, s), rows + (size_t)s * wide);
-    for (int j = 0; j < wide; j += W) {
-      vf y{};
-      for (int s = 0; s < n; s++) y += w[s] * load(rows + (size_t)s * wide + j);
-      store(h + j, y);
-    }
-  }
+  const T* stream(const void* of, int64_t t) const { return (const T*)of + t * n * d; }
 
   void read(int64_t t) {
     const float* w = c.weights + t * n;
-    const T* x = stream(c.x, t, 0);
+    const T* x = stream(c.x, t);
+    float* h = more;
     vf squares{};
-    for (int j = 0; j < d; j += W) {
+    each(d, STEP {
       vf y{};
-      for (int s = 0; s < n; s++) y += w[s] * load(x + (size_t)s * d + j, d - j);
+      for (int s = 0; s < n; s++) y += w[s] * load(x + s * d + j, rest);
       store(h + j, y), squares += y * y;
-    }
-    float r = c.eps < 0 ? 1 : 1 / std::sqrt(sum(squares) / d + c.eps);
-    for (int j = 0; j < d; j += W) {
+    });
+    vf r = all(c.eps < 0 ? 1 : 1 / std::sqrt(sum(squares) / d + c.eps));
+    T* out = (T*)c.out + t * d;
+    each(d, STEP {
       vf y = r * load(h + j);
-      store((T*)c.out + t * d + j, c.gain ? y * load(c.gain + j, d - j) : y, d - j);
-    }
+      store(out + j, c.gain ? y * load(c.gain + j, rest) : y, rest);
+    });
   }
 
   void read_back(int64_t t) {
-    take(t);
-    copy((const T*)c.dout + t * d, g);
-    if (c.eps >= 0) {
-      float r = 1 / std::sqrt(dot(h, h) / d + c.eps);
-      for (int j = 0; j < d && c.gain; j += W) {
-        vf dy = load(g + j);
-        store(sums + j, load(sums + j) + dy * load(h + j) * r);
-        store(g + j, dy * load(c.gain + j, d - j));
-      }
-      float k = r * r * r / d * dot(g, h);
-      for (int j = 0; j < wide; j += W) store(g + j, r * load(g + j) - k * load(h + j));
-    }
     const float* w = c.weights + t * n;
-    for (int s = 0; s < n; s++) {
-      c.dweights[t * n + s] = dot(rows + (size_t)s * wide, g);
-      T* dx = (T*)c.dx + (t * n + s) * d;
-      for (int j = 0; j < d; j += W) store(dx + j, w[s] * load(g + j), d - j);
+    float *h = more, *g = more + wide;
+    take(stream(c.x, t), n, d, rows), take((const T*)c.dout + t * d, 1, d, g);
+    if (c.eps >= 0) {
+      vf squares{}, along{};
+      for (int j = 0; j < wide; j += W) {
+        vf y{};
+        for (int s = 0; s < n; s++) y += w[s] * load(rows + s * wide + j);
+        store(h + j, y), squares += y * y;
+      }
+      float r = 1 / std::sqrt(sum(squares) / d + c.eps);
+      each(d, STEP {
+        vf dy = load(g + j), y = load(h + j);
+        if (c.gain) {
+          store(sums + j, load(sums + j) + dy * y * r);
+          store(g + j, dy *= load(c.gain + j, rest));
+        }
+        along += dy * y;
+      });
+      vf k = all(r * r * r / d * sum(along)), scale = all(r);
+      for (int j = 0; j < wide; j += W) store(g + j, scale * load(g + j) - k * load(h + j));
     }
+    products(rows, n, g, 1, wide, c.dweights + t * n);
+    T* dx = (T*)c.dx + t * n * d;
+    each(d, STEP {
+      vf y = load(g + j);
+      for (int s = 0; s < n; s++) store(dx + s * d + j, w[s] * y, rest);
+    });
   }
 
-  template <int M>
-  INLINE void mix(const float* m, int step, const T* x, const T* y, const float* b, T* out) const {  // M rows of n
-    for (int j = 0; j < d; j += W) {
-      vf total[M], v = y ? load(y + j, d - j) : vf{};
-      for (int i = 0; i < M; i++) total[i] = y ? b[i] * v : vf{};
+  // Rows i .. i + M - 1 of m x + b y, m (n, n) with steps `row` and `column`; without y, m x. x: rows `step` apart.
+  template <int M, class X>
+  INLINE void mix(int i, const float* m, int row, int column, const X* x, int step, const float* b, const T* y, T* out) {
+    for (int s = 0; s < n; s++)
+      for (int k = 0; k < M; k++) spread[s * M + k] = all(m[(i + k) * row + s * column]);
+    for (int k = 0; k < M && y; k++) spread[n * M + k] = all(b[i + k]);
+    each(d, STEP {
+      vf total[M] = {};
       for (int s = 0; s < n; s++) {
-        vf u = load(x + (size_t)s * d + j, d - j);
-        for (int i = 0; i < M; i++) total[i] += m[s * step + i * (step == 1 ? n : 1)] * u;
+        vf u = load(x + s * step + j, rest);
+        for (int k = 0; k < M; k++) total[k] += spread[s * M + k] * u;
       }
-      for (int i = 0; i < M; i++) store(out + (size_t)i * d + j, total[i], d - j);
-    }
+      if (y) {
+        vf u = load(y + j, rest);
+        for (int k = 0; k < M; k++) total[k] += spread[n * M + k] * u;
+      }
+      for (int k = 0; k < M; k++) store(out + (i + k) * d + j, total[k], rest);
+    });
+  }
+
+  template <class X>
+  void mixed(const float* m, int row, int column, const X* x, int step, const float* b, const T* y, T* out) {
+    int i = 0;
+    for (; i + 4 <= n; i += 4) mix<4>(i, m, row, column, x, step, b, y, out);
+    for (; i < n; i++) mix<1>(i, m, row, column, x, step, b, y, out);
   }
 
   void write(int64_t t) {
-    const T *x = stream(c.x, t, 0), *y = (const T*)c.branch + t * d;
-    const float *m = c.mixing + t * n * n, *b = c.weights + t * n;
-    T* out = (T*)c.out + t * n * d;
-    int i = 0;
-    for (; i + 4 <= n; i += 4) mix<4>(m + i * n, 1, x, y, b + i, out + (size_t)i * d);
-    for (; i < n; i++) mix<1>(m + i * n, 1, x, y, b + i, out + (size_t)i * d);
+    const T* y = (const T*)c.branch + t * d;
+    mixed(c.mixing + t * n * n, n, 1, stream(c.x, t), d, c.weights + t * n, y, (T*)c.out + t * n * d);
   }
 
   void write_back(int64_t t) {
-    const T *G = stream(c.dout, t, 0), *y = (const T*)c.branch + t * d;
-    const float *m = c.mixing + t * n * n, *b = c.weights + t * n;
-    T* dx = (T*)c.dx + t * n * d;
-    int i = 0;
-    for (; i + 4 <= n; i += 4) mix<4>(m + i, n, G, nullptr, nullptr, dx + (size_t)i * d);
-    for (; i < n; i++) mix<1>(m + i, n, G, nullptr, nullptr, dx + (size_t)i * d);
-    for (int s = 0; s < n; s++) copy(stream(c.x, t, s), rows + (size_t)s * wide), copy(G + (size_t)s * d, parts + (size_t)s * wide);
-    copy(y, h);
-    for (int k = 0; k < n; k++) {
-      const float* row = parts + (size_t)k * wide;
-      c.dweights[t * n + k] = dot(row, h);
-      for (int s = 0; s < n; s++) c.dmixing[(t * n + k) * n + s] = dot(row, rows + (size_t)s * wide);
-    }
-    for (int j = 0; j < d; j += W) {
+    float* y = more + n * wide;
+    const float* b = c.weights + t * n;
+    take(stream(c.x, t), n, d, rows), take(stream(c.dout, t), n, d, more), take((const T*)c.branch + t * d, 1, d, y);
+    mixed(c.mixing + t * n * n, 1, n, more, wide, nullptr, nullptr, (T*)c.dx + t * n * d);
+    products(more, n, rows, n, wide, c.dmixing + t * n * n);
+    products(more, n, y, 1, wide, c.dweights + t * n);
+    T* dy = (T*)c.dbranch + t * d;
+    each(d, STEP {
       vf total{};
-      for (int k = 0; k < n; k++) total += b[k] * load(parts + (size_t)k * wide + j);
-      store((T*)c.dbranch + t * d + j, total, d - j);
-    }
+      for (int k = 0; k < n; k++) total += b[k] * load(more + k * wide + j);
+      store(dy + j, total, rest);
+    });
   }
 
-  float normed(int64_t t, int s) {  // N_s in rows; returns q
-    float* row = rows + (size_t)s * wide;
-    copy(stream(c.x, t, s), row);
-    vf total{}, squares{};
-    for (int j = 0; j < wide; j += W) total += load(row + j);
-    float mean = sum(total) / d;
-    for (int j = 0; j < d; j++) row[j] -= mean;
-    for (int j = 0; j < wide; j += W) squares += load(row + j) * load(row + j);
-    float q = 1 / std::sqrt(sum(squares) / d + c.eps);
-    for (int j = 0; j < wide; j += W) store(row + j, q * load(row + j));
-    return q;
-  }
-
-  // Two columns at a time share what is loaded of the row.
-  void scores(int64_t t) {
-    for (int s = 0; s < n; s++) {
-      normed(t, s);
-      const float* row = rows + (size_t)s * wide;
-      for (int k = 0; k < c.c; k++) {
-        const float* column = c.matrix + (size_t)k * d;
-        vf p[2] = {};
-        int j = 0;
-        for (; j + W2 <= d; j += W2) p[0] += load(row + j) * load(column + j), p[1] += load(row + j + W) * load(column + j + W);
-        for (; j < d; j += W) p[0] += load(row + j) * load(column + j, d - j);
-        ((float*)c.out)[(t * n + s) * c.c + k] = sum(p[0] + p[1]);
-      }
-    }
-  }
-
-  void scores_back(int64_t t) {
-    for (int s = 0; s < n; s++) {
-      float q = normed(t, s);
-      const float *row = rows + (size_t)s * wide, *dy = (const float*)c.dout + (t * n + s) * c.c;
-      vf total{}, along{};
-      for (int j = 0; j < d; j += W) {
-        vf N = load(row + j), dN{};
-        for (int k = 0; k < c.c; k++) {
-          dN += dy[k] * load(c.matrix + (size_t)k * d + j, d - j);
-          store(sums + (size_t)k * wide + j, load(sums + (size_t)k * wide + j) + dy[k] * N);
-        }
-        store(g + j, dN), total += dN, along += dN * N;
-      }
-      float mean = sum(total) / d, back = sum(along) / d;
-      T* dx = (T*)c.dx + (t * n + s) * d;
-      for (int j = 0; j < d; j += W) store(dx + j, q * (load(g + j) - mean - back * load(row + j)), d - j);
-    }
-  }
-
-  void flush(float* total, int count) {  // now and then, so that long sums keep their digits
-    for (int k = 0; k < count; k++)
-      for (int j = 0; j < d; j++) total[(size_t)k * d + j] += sums[(size_t)k * wide + j];
-    memset(sums, 0, (size_t)count * wide * sizeof(float));
+  void flush(float* total) {  // now and then, so that long sums keep their digits
+    for (int j = 0; j < d; j++) total[j] += sums[j];
+    memset(sums, 0, wide * sizeof(float));
   }
 };
 
-enum Work { READ, READ_BACK, WRITE, WRITE_BACK, SCORES, SCORES_BACK };
+enum Work { READ, READ_BACK, WRITE, WRITE_BACK };
 
 template <class T>
 static int run(const Call& c, int work) {
@@ -207,20 +149,14 @@ static int run(const Call& c, int work) {
     Streams<T> streams(c);
     if (!streams.memory.at) return (void)(failed = 1);
     for (int64_t t = c.N * k / threads, stop = c.N * (k + 1) / threads; t < stop; t++) {
-      bool now = t % 64 == 63 || t + 1 == stop;
       switch (work) {
         case READ: streams.read(t); break;
         case READ_BACK:
           streams.read_back(t);
-          if (now && c.dgain) streams.flush(c.dgain + k * c.d, 1);
+          if (c.dgain && (t % 64 == 63 || t + 1 == stop)) streams.flush(c.dgain + k * c.d);
           break;
         case WRITE: streams.write(t); break;
         case WRITE_BACK: streams.write_back(t); break;
-        case SCORES: streams.scores(t); break;
-        case SCORES_BACK:
-          streams.scores_back(t);
-          if (now) streams.flush(c.dmatrix + k * c.c * c.d, c.c);
-          break;
       }
     }
   });

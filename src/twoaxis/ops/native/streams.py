@@ -12,17 +12,18 @@ from .. import choice
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
-_READ, _READ_BACK, _WRITE, _WRITE_BACK, _SCORES, _SCORES_BACK = range(6)
+_READ, _READ_BACK, _WRITE, _WRITE_BACK = range(4)
+MOST = 8  # streams
 
 
 class _Call(ctypes.Structure):
     """`Call` of streams.cpp, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("N", "n", "d", "c", "threads")),
+        *((name, ctypes.c_int64) for name in ("N", "n", "d", "threads")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("x", "weights", "mixing", "gain", "matrix", "branch", "out")),
-        *((name, ctypes.c_void_p) for name in ("dout", "dx", "dbranch", "dweights", "dmixing", "dgain", "dmatrix")),
+        *((name, ctypes.c_void_p) for name in ("x", "weights", "mixing", "gain", "branch", "out")),
+        *((name, ctypes.c_void_p) for name in ("dout", "dx", "dbranch", "dweights", "dmixing", "dgain")),
     ]  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def library(streams: Tensor, branch: Tensor | None, *others: Tensor | None) -> c
     """The kernel for these streams, or None: a branch must not need a wider dtype than theirs."""
     if branch is not None and torch.promote_types(streams.dtype, branch.dtype) != streams.dtype:
         return None
-    if not streams.numel() or streams.shape[-2] > 8:
+    if not streams.numel() or streams.shape[-2] > MOST:
         return None
     return choice.kernel("streams", (streams,), (branch, *others))
 
@@ -77,24 +78,6 @@ def write_back(
     return dx, dmixing, dweights, dbranch
 
 
-def scores(lib: ctypes.CDLL, streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
-    """layer_norm(X_s) W, float32."""
-    run = _Run(streams, eps=eps, matrix=matrix)
-    out = run.zeros("out", (*streams.shape[:-1], run.c))
-    run(lib, _SCORES)
-    return out
-
-
-def scores_back(
-    lib: ctypes.CDLL, streams: Tensor, matrix: Tensor, eps: float, dout: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of streams and matrix (d, c)."""
-    run = _Run(streams, eps=eps, matrix=matrix, dscores=dout)
-    dx, dmatrix = run.like("dx", streams.shape), run.zeros("dmatrix", (run.threads, run.c, run.d))
-    run(lib, _SCORES_BACK)
-    return dx, dmatrix.sum(0).T
-
-
 class _Run:
     """The inputs as the kernel takes them, and the struct that points to them; this object keeps them alive."""
 
@@ -106,27 +89,20 @@ class _Run:
         weights: Tensor | None = None,
         mixing: Tensor | None = None,
         gain: Tensor | None = None,
-        matrix: Tensor | None = None,
         branch: Tensor | None = None,
         dout: Tensor | None = None,
-        dscores: Tensor | None = None,
     ) -> None:
         *lead, self.n, self.d = streams.shape
         self.dtype, self.alive = streams.dtype, []  # type: torch.dtype, list[Tensor]
-        N, self.c = streams.numel() // (self.n * self.d), 0 if matrix is None else matrix.shape[1]
+        N = streams.numel() // (self.n * self.d)
         self.threads = max(1, min(threads(), N // 16))
-        self.call = _Call(
-            N=N, n=self.n, d=self.d, c=self.c, threads=self.threads, eps=-1.0 if eps is None else eps
-        )
+        self.call = _Call(N=N, n=self.n, d=self.d, threads=self.threads, eps=-1.0 if eps is None else eps)
         self.point("x", streams, self.dtype)
         self.point("weights", None if weights is None else weights.expand(*lead, self.n), _FLOAT)
         self.point("mixing", None if mixing is None else mixing.expand(*lead, self.n, self.n), _FLOAT)
         self.point("gain", gain, _FLOAT)
-        self.point("matrix", None if matrix is None else matrix.T, _FLOAT)
         self.point("branch", branch, self.dtype)
         self.point("dout", dout, self.dtype)
-        if dscores is not None:
-            self.point("dout", dscores, _FLOAT)
 
     def point(self, name: str, x: Tensor | None, dtype: torch.dtype) -> None:
         """Point to an input, made contiguous."""

@@ -1,0 +1,139 @@
+// Products of normed streams with a small matrix, forward and backward: see ops/stream_scores.py.
+//
+// Per token, X (n, d), in float32:  N_s = (X_s - mean) q, q = 1 / sqrt(var + eps), y_s = N_s W       n d numbers move; backward
+//   with dN = dy W^T  dX_s = q (dN - mean(dN) - N mean(dN N)), dW = sum N^T dy                        2 n d
+// W is given as rows (c, d), whose means are taken off first: y = q X W then, and mean(dN) = 0.
+#include "rows.h"
+
+constexpr int MOST = 8;  // streams
+
+struct Call {
+  int64_t N, n, d, c, threads;
+  float eps;
+  const void* x;           // (N, n, d)
+  const float* matrix;     // (c, d)
+  float* out;              // (N, n, c)
+  // Backward alone.
+  const float* dout;       // (N, n, c)
+  void* dx;                // (N, n, d)
+  float* dmatrix;          // (threads, c, d)
+};
+
+template <class T>
+struct Scores {
+  const Call& c;
+  const int n, d, wide;
+  Buffer memory;
+  float *rows, *matrix, *sums, *dots;  // (n, wide), (c, wide), (c, wide), (n, c)
+  vf* spread;                          // numbers of a token, as vectors: (c, 4)
+
+  explicit Scores(const Call& call)
+      : c(call), n(call.n), d(call.d), wide(padded(call.d)), memory((n + 2 * c.c) * wide + c.c * (4 * W + n)) {
+    rows = memory.at, matrix = rows + n * wide, sums = matrix + c.c * wide;
+    spread = (vf*)(sums + c.c * wide), dots = (float*)(spread + 4 * c.c);
+    if (!rows) return;
+    memset(matrix, 0, 2 * c.c * wide * sizeof(float));
+    for (int k = 0; k < c.c; k++) {
+      const float* from = c.matrix + k * d;
+      double total = 0;
+      for (int j = 0; j < d; j++) total += from[j];
+      for (int j = 0; j < d; j++) matrix[k * wide + j] = from[j] - float(total / d);
+    }
+  }
+
+  const T* stream(const void* of, int64_t t) const { return (const T*)of + t * n * d; }
+
+  // Means, and 1 / sqrt(var + eps), of M rows, whose padding becomes their mean.
+  template <int M>
+  INLINE void norms(float* x, float* mean, float* q) const {
+    vf total[M] = {}, squares[M] = {}, m[M];
+    for (int j = 0; j < wide; j += W)
+      for (int i = 0; i < M; i++) total[i] += load(x + i * wide + j);
+    for (int i = 0; i < M; i++) {
+      m[i] = all(mean[i] = sum(total[i]) / d);
+      for (int j = d; j < wide; j++) x[i * wide + j] = mean[i];
+    }
+    for (int j = 0; j < wide; j += W)
+      for (int i = 0; i < M; i++) {
+        vf u = load(x + i * wide + j) - m[i];
+        squares[i] += u * u;
+      }
+    for (int i = 0; i < M; i++) q[i] = 1 / std::sqrt(sum(squares[i]) / d + c.eps);
+  }
+
+  void factors(float* mean, float* q) const {
+    int i = 0;
+    for (; i + 4 <= n; i += 4) norms<4>(rows + i * wide, mean + i, q + i);
+    for (; i < n; i++) norms<1>(rows + i * wide, mean + i, q + i);
+  }
+
+  void forward(int64_t t) {
+    take(stream(c.x, t), n, d, rows);
+    float mean[MOST], q[MOST], *out = c.out + t * n * c.c;
+    products(rows, n, matrix, c.c, wide, out);
+    factors(mean, q);
+    for (int s = 0; s < n; s++)
+      for (int k = 0; k < c.c; k++) out[s * c.c + k] *= q[s];
+  }
+
+  // dX of streams i .. i + M - 1, and their part of dW, by dX_s = sum_k q dy_sk W_k - (X_s - mean) q^3 <dy_s, X_s W> / d.
+  template <int M>
+  INLINE void back(int i, const float* dy, const float* mean, const float* q, T* dx) {
+    const float* x = rows + i * wide;
+    vf m[M], e[M];
+    for (int s = 0; s < M; s++) {
+      float along = 0, r = q[i + s];
+      for (int k = 0; k < c.c; k++) {
+        float by = dy[(i + s) * c.c + k];
+        spread[k * M + s] = all(r * by), along += by * dots[(i + s) * c.c + k];
+      }
+      m[s] = all(mean[i + s]), e[s] = all(r * r * r * along / d);
+    }
+    each(d, STEP {
+      vf u[M], g[M];
+      for (int s = 0; s < M; s++) u[s] = load(x + s * wide + j) - m[s], g[s] = -e[s] * u[s];
+      for (int k = 0; k < c.c; k++) {
+        vf w = load(matrix + k * wide + j), total = load(sums + k * wide + j);
+        for (int s = 0; s < M; s++) g[s] += spread[k * M + s] * w, total += spread[k * M + s] * u[s];
+        store(sums + k * wide + j, total);
+      }
+      for (int s = 0; s < M; s++) store(dx + (i + s) * d + j, g[s], rest);
+    });
+  }
+
+  void backward(int64_t t) {
+    float mean[MOST], q[MOST];
+    take(stream(c.x, t), n, d, rows);
+    products(rows, n, matrix, c.c, wide, dots);
+    factors(mean, q);
+    const float* dy = c.dout + t * n * c.c;
+    T* dx = (T*)c.dx + t * n * d;
+    int i = 0;
+    for (; i + 4 <= n; i += 4) back<4>(i, dy, mean, q, dx);
+    for (; i < n; i++) back<1>(i, dy, mean, q, dx);
+  }
+
+  void flush(float* total) {  // now and then, so that long sums keep their digits
+    for (int k = 0; k < c.c; k++)
+      for (int j = 0; j < d; j++) total[k * d + j] += sums[k * wide + j];
+    memset(sums, 0, c.c * wide * sizeof(float));
+  }
+};
+
+template <class T>
+static int run(const Call& c) {
+  int failed = 0;
+  parallel(c.threads, [&](int k, int threads) {
+    Scores<T> scores(c);
+    if (!scores.memory.at) return (void)(failed = 1);
+    for (int64_t t = c.N * k / threads, stop = c.N * (k + 1) / threads; t < stop; t++) {
+      if (!c.dx) scores.forward(t);
+      else scores.backward(t);
+      if (c.dx && (t % 64 == 63 || t + 1 == stop)) scores.flush(c.dmatrix + k * c.c * c.d);
+    }
+  });
+  return failed;
+}
+
+// 0: done; 1: no memory. `half`: what is void here is bfloat16, else float32.
+extern "C" int stream_scores(const Call* c, int half) { return half ? run<bf16>(*c) : run<float>(*c); }
