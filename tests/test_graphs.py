@@ -117,7 +117,11 @@ GRAPHS = [  # of 12 blocks
     ("vertical_attention(window_blocks=2)", 4),
     ("denseformer(window_blocks=2)", 3),
     ("delta_attnres(window_sources=2)", 4),
+    ("value_residual", 3),  # the first attention's block, those that read its values, the last of them
+    ("value_residual(form='learnable')", 3),
+    ("svformer", 3),
 ]
+ATTENDING = ("dca", "muddformer", "hybrid", "value_residual", "svformer")
 ALWAYS = ("additive", "hyper_connections", "dca(k=1, middle='drop', grn='v2')")
 
 
@@ -127,7 +131,7 @@ ALWAYS = ("additive", "hyper_connections", "dca(k=1, middle='drop', grn='v2')")
 )
 def test_alike_blocks_share_a_graph(depth: str, most: int) -> None:
     # 12 blocks with an index attribute: the compile count does not grow beyond what shapes force
-    sublayer = "attention" if method_of(depth) in ("dca", "muddformer", "hybrid") else "mlp"
+    sublayer = "attention" if method_of(depth) in ATTENDING else "mlp"
     model = Case(depth).model(torch.float32, n_blocks=12, sequence=[sublayer])
     torch._dynamo.reset()
     counter = CompileCounter()

@@ -75,16 +75,17 @@ class FirstValue(Connection):
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
-        self.first = len(
-            attentions_before(layout, block, index)
-        )  # the number of this sublayer's first attention
-        self.n_attentions = len(attentions_at(layout, block, index))
-        self.readers = cfg.readers(layout)
+        first = len(attentions_before(layout, block, index))
+        self.numbers = range(first, first + len(attentions_at(layout, block, index)))  # of its attentions
+        readers = cfg.readers(layout)
+        # what is asked while it runs has no number of its own: torch would compile every block anew
+        self.reading = tuple(n in readers for n in self.numbers)
+        self.makes = 0 in self.numbers
         self.keeps = cfg.kept(layout, block, index + 1)
 
     @abstractmethod
     def values(self, n: int, first: Tensor, own: Tensor | None, x: Tensor) -> Tensor:
-        """V' (B, T, heads, D) of attention n from V_1, its own V and its input x (B, T, d)."""
+        """V' (B, T, heads, D) of the sublayer's n-th attention from V_1, its own V and its input x (B, T, d)."""
 
     def begin(self, values: Tensor, dtype: torch.dtype, ctx: Context) -> tuple[Tensor, Tensor]:
         """What is kept as V_1, in the stream's dtype, and what the first attention attends to, from its values."""
@@ -92,15 +93,15 @@ class FirstValue(Connection):
 
     def forward(self, state: State, core: Core, ctx: Context) -> State:
         reads, _ = self.read(state, ctx)
-        n, first = self.first, state.get("value")
+        n, first = 0, state.get("value")
 
         def between(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal n, first
-            if n in self.readers:
+            if self.reading[n]:
                 assert first is not None
                 v = self.values(n, first, v, reads.x).to(q.dtype)
             assert v is not None
-            if n == 0:
+            if n == 0 and self.makes:
                 first, v = self.begin(v, state["stream"].dtype, ctx)
             n += 1
             return q, k, v

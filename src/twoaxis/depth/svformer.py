@@ -85,7 +85,7 @@ class SVFormer(FirstValue, Remembers):
         super().__init__(cfg, layout, block, index)
         sharing = cfg.sharing(layout)
         self.shares = (block, index) in sharing
-        self.remembers = bool(self.n_attentions and self.first == 0 and sharing)
+        self.remembers = self.makes and bool(sharing)
 
     def begin(self, values: Tensor, dtype: torch.dtype, ctx: Context) -> tuple[Tensor, Tensor]:
         kept = values

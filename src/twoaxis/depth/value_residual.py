@@ -81,15 +81,19 @@ class ValueResidual(FirstValue):
         self, cfg: Any, layout: Layout, block: int, index: int, shared: SharedWeights | None = None
     ) -> None:
         super().__init__(cfg, layout, block, index)
-        self.mixes = nn.ModuleDict()
-        for n in range(self.first, self.first + self.n_attentions):
-            if n in self.readers:
-                self.mixes[str(n)] = _value_mix(cfg, layout, self.readers.index(n), shared)
+        readers = cfg.readers(layout)
+        self.in_order = tuple(
+            _value_mix(cfg, layout, readers.index(n), shared) if n in readers else None for n in self.numbers
+        )
+        named = zip(map(str, self.numbers), self.in_order, strict=True)
+        self.mixes = nn.ModuleDict({n: made for n, made in named if made is not None})
 
     def values(self, n: int, first: Tensor, own: Tensor | None, x: Tensor) -> Tensor:
+        how = self.in_order[n]
         assert own is not None
+        assert how is not None
         own = own.to(compute_dtype(first))
-        mixed: Tensor = self.mixes[str(n)](first.to(own.dtype), own, x)
+        mixed: Tensor = how(first.to(own.dtype), own, x)
         return mixed
 
     @classmethod
