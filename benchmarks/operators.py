@@ -1,6 +1,6 @@
 """Operators against their plain forms, torch's own kernels and the machine's copy limit.
 
-    python benchmarks/operators.py [--rounds 5] [--only limits depth known streams sums window full linear]
+    python benchmarks/operators.py [--rounds 5] [--only limits depth known streams sums window full linear adamw]
         [--tokens 2048 8192] [--dtype float32] [--threads 1 2] [--json FILE] [--table]
 
 In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up round does not
@@ -15,6 +15,7 @@ MALLOC_TRIM_THRESHOLD_ raised); otherwise page faults of fresh tensors hide the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 from operator_cases import Run, cases
+from update_cases import updates
 
 from twoaxis.model import write_atomically
 
@@ -121,7 +123,9 @@ def main() -> None:
     if args.json and args.json.exists():
         before = json.loads(args.json.read_text())
         report["cases"] = before["cases"] if before["dtype"] == args.dtype else {}
-    for name, runs in cases(args.only, args.tokens, getattr(torch, args.dtype)):
+    dtype = getattr(torch, args.dtype)
+    of_updates = updates(dtype) if "adamw" in args.only else ()
+    for name, runs in itertools.chain(cases(args.only, args.tokens, dtype), of_updates):
         case: dict[str, object] = {"command": command, "rounds": args.rounds, "load": os.getloadavg()[0]}
         for threads in args.threads:
             label, clock = CLOCKS[threads]

@@ -24,6 +24,7 @@ BOTH = [
     "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "hyper_gates", "mhc_gates",
     "mix", "token_mix",
     "depthwise_causal_conv", "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss", "gated_mix",
+    "adamw",
 ]  # fmt: skip
 
 
@@ -153,6 +154,7 @@ def test_costs_are_measured_one_way(capsys):
 
 
 KERNELS = (
+    "adamw",
     "mix",
     "gated_mix",
     "gated_pull",

@@ -14,7 +14,8 @@ from configurations import VOCAB, Case
 from twoaxis import Decoder, InputError
 from twoaxis.parallel import Pipeline, Plan, plan_pipeline
 from twoaxis.train import TrainConfig
-from twoaxis.train.optimizer import Optimizer, clip_gradients
+from twoaxis.train.optimizer import Optimizer, clip_factor
+from twoaxis.train.precision import Master
 from twoaxis.types import DTYPES
 
 MICRO, BATCH, LENGTH = 4, 2, 5
@@ -181,16 +182,17 @@ def equal_optimisation(depth: str, *, steps: int = 20, optimizer: str = "adamw",
         model.zero_grad()
         pipeline.step(tokens, targets)
         pipeline.sum_shared()
-        norms = [pipeline.gradients.clip(mine, cfg.grad_clip)]
-        for one, parameters in zip((alone, moved), others, strict=True):
+        norms, factors = [pipeline.gradients.clip(mine, cfg.grad_clip)], [1.0]
+        for one in (alone, moved):
             one.zero_grad()
             one.loss(tokens, targets).backward()
-            norms.append(clip_gradients(parameters.values(), cfg.grad_clip))
+            norms.append(Master(one, "float32").norm())
+            factors.append(clip_factor(norms[-1], cfg.grad_clip))
         assert norms[1] > cfg.grad_clip
         far = max(far, float(abs(norms[2] - norms[1]) / norms[1]))
         assert abs(norms[0] - norms[1]) < min(max(1e-10, 10 * far), 1e-3) * norms[1]
-        for one in optimizers:
-            one.step(cfg.lr)
+        for optimizer_of, factor in zip(optimizers, factors, strict=True):
+            optimizer_of.step(cfg.lr, factor)
     found = distances(mine, {name: every[name] for name in mine})
     moves = distances(others[1], every)
     assert max(found.values()) < min(max(1e-10, 10 * max(moves.values())), 1e-3)

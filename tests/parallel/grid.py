@@ -15,7 +15,7 @@ from twoaxis import InputError
 from twoaxis.data import Batch
 from twoaxis.parallel.placement import Placement
 from twoaxis.train import TrainConfig
-from twoaxis.train.optimizer import Optimizer
+from twoaxis.train.optimizer import Optimizer, clip_factor
 from twoaxis.train.precision import Master
 from twoaxis.train.session import gradient
 from twoaxis.train.state import Part
@@ -63,15 +63,14 @@ def descended(
     rules = model.param_rules()
     team = Team(cfg, model, device)
     master = Master(model, cfg.precision)
-    optimizer = Optimizer(master.named, rules, cfg, team.shares)
+    optimizer = Optimizer(master.named, rules, cfg, team.shares, master.rounded)
     told = []
     for step in range(steps):
         master.zero_grad()
         loss, targets, _, norm = gradient(cfg, team, model, master, batches_of(team, cfg, step, segments))
         told.append((loss, targets, norm))
         found = {f"grad/{n}": p.grad.clone() for n, p in master.named.items() if p.grad is not None}
-        optimizer.step(cfg.lr)
-        master.publish()
+        optimizer.step(cfg.lr, clip_factor(norm, cfg.grad_clip))
     found |= {f"weight/{n}": p.detach() for n, p in master.named.items()}
     found |= {f"moment/{k}": t for k, t in optimizer.state().items() if t.ndim}
     parts = {}

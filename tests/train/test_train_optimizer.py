@@ -6,7 +6,8 @@ from torch import nn
 
 from twoaxis import Decoder, InputError, ModelConfig, ParamRule, methods
 from twoaxis.train import TrainConfig
-from twoaxis.train.optimizer import Optimizer, clip_gradients
+from twoaxis.train.optimizer import Optimizer, clip_factor
+from twoaxis.train.precision import Master
 
 DEPTH = sorted(methods("depth"))
 
@@ -134,39 +135,47 @@ def test_a_state_that_does_not_fit_is_refused(damage):
 
 # pitfalls, Parallel training: "gradient norms 3 and 4, clip at 1 -> total 5; both are scaled by 1/5; the
 # logged norm is 5" (on one process)
-def test_clipping_scales_all_gradients_by_one_norm_and_returns_the_true_one():
-    weights = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
-    weights[0].grad, weights[1].grad = torch.tensor([3.0]), torch.tensor([4.0])
-    assert clip_gradients(weights, 0) == 5
-    assert (weights[0].grad.item(), weights[1].grad.item()) == (3, 4)
-    assert clip_gradients(weights, 10) == 5
-    assert clip_gradients(weights, 1) == 5
-    assert weights[0].grad.item() == pytest.approx(0.6)
-    assert weights[1].grad.item() == pytest.approx(0.8)
+@pytest.mark.parametrize("backend", ["plain", "auto"])
+def test_clipping_scales_all_gradients_by_one_norm_and_returns_the_true_one(backend, monkeypatch):
+    monkeypatch.setenv("TWOAXIS_BACKEND", backend)
+    model = nn.ParameterDict({"a": torch.zeros(1), "b": torch.zeros(1)})
+    model["a"].grad, model["b"].grad = torch.tensor([3.0]), torch.tensor([4.0])
+    master = Master(model, "float32")
+    norm = master.norm()
+    assert norm == 5
+    assert [clip_factor(norm, largest) for largest in (0, 10)] == [1, 1]
+    rules = dict.fromkeys(master.named, ParamRule(decay=False))
+    cfg = TrainConfig(betas=(0.0, 0.0), eps=1e6)  # then an update is the gradient times lr / eps
+    Optimizer(master.named, rules, cfg).step(1e6, clip_factor(norm, 1))
+    assert model["a"].item() == pytest.approx(-0.6, rel=1e-5)
+    assert model["b"].item() == pytest.approx(-0.8, rel=1e-5)
 
 
 def test_a_tied_table_counts_once_in_the_norm():
     model = model_of(tie_embeddings=True)
-    optimizer = optimizer_of(model)
-    for parameter in optimizer.named.values():
+    for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     model.head.weight.grad[0, 0] = 2.0
-    assert clip_gradients(optimizer.named.values(), 0) == 2
+    assert Master(model, "float32").norm() == 2
 
 
 @pytest.mark.parametrize("largest", [0, 4.9, 5, 5 + 5e-7, 5.1], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("one", [3.0, float("inf"), float("nan")])
-def test_clipping_is_torch_s_to_the_bit(largest, dtype, one):
-    """Where the factor is 1 it is not multiplied."""
+def test_clipping_is_torch_s(largest, dtype, one):
+    """To a rounding of the factor; where it is 1, to the bit."""
     grads = [torch.tensor([one, 0, 4], dtype=dtype), torch.tensor([1e-3], dtype=dtype)]
-    ours, theirs = ([nn.Parameter(torch.zeros_like(g)) for g in grads] for _ in range(2))
-    for p, g in zip((*ours, *theirs), (*grads, *grads), strict=True):
+    theirs = [nn.Parameter(torch.zeros_like(g)) for g in grads]
+    for p, g in zip(theirs, grads, strict=True):
         p.grad = g.clone()
-    found = clip_gradients(ours, largest)
     torchs = partial(nn.utils.clip_grad_norm_, theirs, largest)
     norm = torchs() if largest else nn.utils.get_total_norm(grads)  # 0 leaves gradients alone
-    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
-    torch.testing.assert_close(found, float(norm), **exactly)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.grad, b.grad, **exactly)
+    model = nn.ParameterList([torch.zeros_like(g) for g in grads])
+    for p, g in zip(model, grads, strict=True):
+        p.grad = g
+    master = Master(model, "float32")
+    digits = {"rtol": 2e-7 if dtype == torch.float32 else 1e-15, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(master.norm(), float(norm), **digits)
+    factor = clip_factor(float(norm), largest)
+    for g, b in zip(grads, theirs, strict=True):
+        torch.testing.assert_close(g * factor, b.grad, **(digits if factor != 1 else digits | {"rtol": 0}))

@@ -17,7 +17,7 @@ from twoaxis.train.randomness import isolated, random_state, set_random_state
 EXACT = ("step", "tokens", "flops", "loss", "lr", "grad_norm", "targets")
 VARIANTS = {
     "denseformer": {"model": {"depth": "denseformer"}},
-    "hyper_connections": {"model": {"depth": "hyper_connections"}},
+    "hyper_connections-bf16": {"model": {"depth": "hyper_connections"}, "precision": "bf16_master"},
     "attnres-muon-documents": {"model": {"depth": "attnres"}, "optimizer": "muon", "packing": "documents"},
     "additive-bf16-accumulation": {"precision": "bf16_master", "accumulation": 2, "schedule": "wsd"},
 }

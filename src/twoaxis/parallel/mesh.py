@@ -65,23 +65,15 @@ class Mesh:
                 parameter.grad = total.view_as(parameter) if any_use else None
 
 
-def clip_to(gradients: Iterable[Tensor], counted: Iterable[Tensor], largest: float) -> float:
-    """Scale all gradients to a norm of at most `largest` over every process (0: leave them); the norm before.
-
-    counted: those of this process that no other process counts too.
-    """
+def norm_over(counted: Iterable[Tensor]) -> float:
+    """The norm of gradients over every process; each gives those that no other process counts too."""
     mine = list(counted)
     device = mine[0].device if mine else None
     square = sum(
         (g.double().square().sum() for g in mine), torch.zeros((), dtype=torch.float64, device=device)
     )
     dist.all_reduce(square)
-    norm = float(square.sqrt())
-    scale = min(largest / (norm + 1e-6), 1.0) if largest > 0 else 1.0
-    for gradient in gradients:
-        if scale < 1:
-            gradient.mul_(scale)
-    return norm
+    return float(square.sqrt())
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -8,7 +8,7 @@ share one learning rate. A fused matrix (q, k, v; gate and up) is orthogonalised
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from twoaxis.errors import InputError
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.muon import SharedMuon, Shares
+from twoaxis.train.one_pass import in_one_pass
+from twoaxis.train.precision import widen
 from twoaxis.types import ParamRule
 
 CORE = re.compile(r"blocks\.\d+\.cores\.")
@@ -30,7 +32,10 @@ WRONG = "which does not fit; resume with the model and optimizer that the run wa
 
 
 class Optimizer:
-    """AdamW, and Muon beside it if asked for, over named parameters. shares: where these are parts of others."""
+    """AdamW, and Muon beside it if asked for, over named parameters.
+
+    shares: where these are parts of others. rounded: weights in bfloat16 that follow them (`Master.rounded`).
+    """
 
     def __init__(
         self,
@@ -38,8 +43,10 @@ class Optimizer:
         rules: dict[str, ParamRule],
         cfg: TrainConfig,
         shares: Shares | None = None,
+        rounded: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.named = named
+        self.rounded = {named[name]: weight for name, weight in (rounded or {}).items()}
         groups: dict[tuple[str, bool, float], list[str]] = {}
         for name, parameter in named.items():
             groups.setdefault(group_of(name, parameter, rules[name], cfg.optimizer), []).append(name)
@@ -69,12 +76,30 @@ class Optimizer:
                     else SharedMuon(mine, names, shares, **given)
                 )
 
-    def step(self, lr: float) -> None:
-        """Update every parameter that has a gradient, with learning rate lr times its group's scale."""
+    @torch.no_grad()
+    def step(self, lr: float, scale: float = 1.0) -> None:
+        """Update every parameter that has a gradient, by that times `scale`, and what follows it in bfloat16.
+
+        The learning rate is lr times the group's own scale.
+        """
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr * group["lr_scale"]
-            part.step()
+            shorter = bool(self.rounded) or scale != 1  # than torch's, which is one pass by itself
+            if not (shorter and in_one_pass(part, self.rounded, scale)):
+                self._by_torch(part, scale)
+
+    def _by_torch(self, part: torch.optim.Optimizer, scale: float) -> None:
+        parameters = [p for group in part.param_groups for p in group["params"]]
+        follow = [(self.rounded[p], p) for p in parameters if p in self.rounded]
+        for weight, parameter in follow:
+            widen(weight, parameter)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if scale != 1 and grads:
+            torch._foreach_mul_(grads, scale)
+        part.step()
+        for weight, parameter in follow:
+            weight.copy_(parameter)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the state as "parameter name/fact"."""
@@ -106,10 +131,9 @@ def group_of(name: str, parameter: Tensor, rule: ParamRule, optimizer: str) -> t
     return ("muon" if muon else "adamw", rule.decay, rule.lr_scale)
 
 
-def clip_gradients(parameters: Iterable[Tensor], largest: float) -> float:
-    """Scale all gradients to a common norm of at most `largest` (0: leave them); returns the norm before."""
-    held = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
-    if largest > 0 and not float(norm) + TINY <= largest:  # else the factor is 1: no pass over all gradients
-        nn.utils.clip_grads_with_norm_(held, largest, norm)
-    return float(norm)
+def clip_factor(norm: float, largest: float) -> float:
+    """What gradients of this norm are multiplied by so that it is at most `largest` (0: leave them).
+
+    As in torch's clipping, 0 where the norm is infinite and NaN where it is no number.
+    """
+    return min(largest / (norm + TINY), 1.0) if largest > 0 else 1.0

@@ -18,7 +18,7 @@ from twoaxis.train.config import TrainConfig
 from twoaxis.train.device import allow_graphs, choose_device
 from twoaxis.train.evaluation import evaluate
 from twoaxis.train.filling import Filling
-from twoaxis.train.optimizer import Optimizer
+from twoaxis.train.optimizer import Optimizer, clip_factor
 from twoaxis.train.precision import Master, computing_in
 from twoaxis.train.processes import processes
 from twoaxis.train.progress import Progress
@@ -60,7 +60,7 @@ class Session:
             tokens, cfg.seq_len, cfg.batch_size, cfg.seed, rank=rank, world_size=of, packing=cfg.packing
         )
         self.master = Master(self.model, cfg.precision)
-        self.optimizer = Optimizer(self.master.named, rules, cfg, self.team.shares)
+        self.optimizer = Optimizer(self.master.named, rules, cfg, self.team.shares, self.master.rounded)
         reseed(cfg.seed, 0, rank)
         if checkpoint:
             take_up(self, checkpoint)
@@ -79,8 +79,7 @@ class Session:
             if not math.isfinite(value):
                 raise RunError(f"step {at.step + 1}: the {what} is {value}")
         lr = self.cfg.lr * lr_factor(self.cfg, at.step + 1)
-        self.optimizer.step(lr)
-        self.master.publish()
+        self.optimizer.step(lr, clip_factor(norm, self.cfg.grad_clip))
         at.step += 1
         at.tokens += self.cfg.tokens_per_step
         at.flops += self.flops_per_step
@@ -117,7 +116,7 @@ class Session:
 def gradient(
     cfg: TrainConfig, team: Team, model: Decoder, master: Master, batches: list[Batch]
 ) -> tuple[float, int, dict[str, float], float]:
-    """Leave a step's gradient over all processes, clipped, in `master`: loss, targets, other terms, the norm before.
+    """Leave a step's gradient over all processes in `master`: loss, targets, other terms, its norm.
 
     batches: the micro-batches of this process.
     """
@@ -130,7 +129,7 @@ def gradient(
         loss, total, terms = accumulate(model, master, batches, *how)
     team.finish(master)
     loss, *means = team.summed([loss, *terms.values()])
-    return loss, total, dict(zip(terms, means, strict=True)), team.clip(master, cfg.grad_clip)
+    return loss, total, dict(zip(terms, means, strict=True)), team.norm(master)
 
 
 def accumulate(
@@ -149,12 +148,13 @@ def accumulate(
     are divided into batches. Without any target the loss and every gradient are 0. depth_loss: how much of
     the depth method's own term is added to each token's loss; the loss returned is without, and the term's
     mean over the targets comes by its name. total: the number of targets, where other processes have more.
-    chunked: see `chunked_token_loss`.
+    chunked: see `chunked_token_loss`. A team's only process leaves the gradient of its only batch uncollected.
     """
     device, name = model.embedding.weight.device, model.cfg.depth_config().loss_term
     targets = sum(int((batch.targets != -100).sum()) for batch in batches) if total is None else total
     forward = model if team is None or team.ddp is None else team.ddp
     losses, terms = [], []
+    alone = team is not None and team.alone and len(batches) == 1
     for index, batch in enumerate(batches):
         if team is not None:
             team.before(last=index == len(batches) - 1)
@@ -176,7 +176,8 @@ def accumulate(
             terms.append(term.detach())
             loss = loss + depth_loss * term
         loss.backward()
-        master.collect()
+        if not alone:
+            master.collect()
     means = {name: sum(x.item() for x in terms)} if name else {}
     return sum(x.item() for x in losses), targets, means
 

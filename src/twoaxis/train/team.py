@@ -12,12 +12,11 @@ from torch import Tensor
 from twoaxis.data import Batch
 from twoaxis.model import Decoder
 from twoaxis.model.files import plain_name
-from twoaxis.parallel.mesh import Axis, Mesh, clip_to
+from twoaxis.parallel.mesh import Axis, Mesh, norm_over
 from twoaxis.parallel.placement import Placement, put
 from twoaxis.train.config import TrainConfig
 from twoaxis.train.filling import Filling
 from twoaxis.train.gathering import gathered
-from twoaxis.train.optimizer import clip_gradients
 from twoaxis.train.pipelined import Pipelined
 from twoaxis.train.precision import Master
 from twoaxis.train.processes import check_division, processes
@@ -127,12 +126,12 @@ class Team:
             [master.named[n] for n in sorted(self.partial & master.named.keys())], "tensor"
         )
 
-    def clip(self, master: Master, largest: float) -> float:
-        """Scale the gradients of all processes to a norm of at most `largest`; the norm before."""
+    def norm(self, master: Master) -> float:
+        """The norm of the gradients of all processes."""
         if self.mesh is None:
-            return clip_gradients(master.named.values(), largest)
+            return master.norm()
         found = {n: p.grad for n, p in master.named.items() if p.grad is not None}
-        return clip_to(found.values(), (g for n, g in found.items() if self.answers(n)), largest)
+        return norm_over(g for n, g in found.items() if self.answers(n))
 
     def answers(self, name: str) -> bool:
         """Whether this process answers for its part of a parameter: in norms, and when files are written."""

@@ -14,6 +14,7 @@ from twoaxis.errors import InputError
 from twoaxis.ops import choice, local_attention, reference
 from twoaxis.verify.operators import Operator, operators
 from twoaxis.verify.steps import steps
+from twoaxis.verify.updates import update_error
 
 TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 BOUNDS = {
@@ -44,7 +45,7 @@ class BackendRow:
 def backends() -> list[BackendRow]:
     """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
     rows = [row for one in operators() for row in of_operator(one)]
-    return [*rows, *_attentions(), *_steps()]
+    return [*rows, *_attentions(), *_steps(), *_updates()]
 
 
 def of_operator(one: Operator) -> Iterator[BackendRow]:
@@ -92,6 +93,16 @@ def _steps() -> Iterator[BackendRow]:
             with _one_thread():
                 error = None if missing else step.error(torch.float32)
             yield BackendRow(step.operator, "native", "float32", error, BOUNDS["float32"], missing)
+
+
+def _updates() -> Iterator[BackendRow]:
+    for backend in ("plain", "native"):
+        for name, dtype in TYPES.items():
+            if (backend, name) != ("native", "float64"):
+                with choice.requesting(backend):
+                    missing = _missing("adamw") if backend == "native" else ""
+                    error = None if missing else update_error(dtype)
+                yield BackendRow("adamw", backend, name, error, BOUNDS.get(name, BOUNDS["float32"]), missing)
 
 
 @contextmanager

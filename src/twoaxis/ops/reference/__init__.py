@@ -17,8 +17,10 @@ from .streams import (
     stream_write,
 )
 from .tokens import depthwise_causal_conv, local_attention
+from .update import adamw
 
 __all__ = [
+    "adamw",
     "add_rms_norm",
     "channel_read",
     "delta_rewrite",
