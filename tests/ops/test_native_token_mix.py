@@ -6,9 +6,9 @@ from agreement import error, results
 from native_cases import needs_kernel
 
 from twoaxis.ops import choice, reference, token_mix
-from twoaxis.ops.native import mix as native_mix
 from twoaxis.ops.native import token_mix as native
-from twoaxis.ops.token_mix import TokenMixed, back, gathered, sums
+from twoaxis.ops.token_mix import back, sums
+from twoaxis.ops.token_pull import TokenMixed, gathered
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SIZES = ((1, 24), (33, 33), (129, 344), (2, 3))
@@ -39,19 +39,28 @@ def test_sums_and_their_gradients(many, dtype):
                 assert one is None or error(one, other) <= bound(dtype)
 
 
-@needs_kernel("mix")
+@needs_kernel("token_mix")
 @DTYPES
-def test_what_a_source_gathers(dtype):
-    library = choice.library("mix")
+def test_what_sources_gather(dtype):
+    """Of mixes whose sums have not all a gradient; for one source, or for those before it as well."""
+    library = choice.library("token_mix")
     for N, d in SIZES:
         x, left, wide = torch.randn(N, d).to(dtype), [], []
         for s, many in enumerate((1, 4, 2, 3)):
-            w, grads = torch.randn(s + 1, many, N), [torch.randn(N, d).to(dtype) for _ in range(many)]
-            left.append((TokenMixed(w, grads), s))
-            wide.append((TokenMixed(w.double(), [g.double() for g in grads]), s))
-        exact = gathered(x.double(), wide)
-        assert error(native_mix.gathered_by_token(library, x, left), exact) <= bound(dtype)
-        assert error(gathered(x, left), exact) <= bound(dtype)
+            w = torch.randn(N, many, s + 5)
+            grads = {o: torch.randn(N, d).to(dtype) for o in range(many) if many < 3 or o != 1}
+            left.append((TokenMixed(w, grads, ()), s + 3))
+            wide.append((TokenMixed(w.double(), {o: g.double() for o, g in grads.items()}, ()), s + 3))
+        for many in (1, 2, 3, 4):
+            found = native.gathered(library, x, left, many)
+            for k, one in enumerate(found):
+                exact = gathered(x.double(), [(mix, i - k) for mix, i in wide])
+                assert error(one, exact) <= bound(dtype)
+                assert error(gathered(x, [(mix, i - k) for mix, i in left]), exact) <= bound(dtype)
+        with pytest.raises(TypeError):
+            native.gathered(library, x, left, 5)
+        with pytest.raises(TypeError):
+            native.gathered(library, x.double(), left, 1)
 
 
 @needs_kernel("token_mix")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from agreement import agree, error, results, rounded_once
+from native_cases import needs_kernel
 from test_pulled import BOUNDS, USES, close, model, pushed
 from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
@@ -10,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from configurations import VARIANTS, tokens
 from twoaxis.errors import InputError
 from twoaxis.ops import rebuilt, reference, token_mix
-from twoaxis.ops.token_mix import TokenMixed
+from twoaxis.ops.token_pull import Ahead, TokenMixed
 
 assert pushed
 DYNAMIC = [
@@ -111,8 +112,8 @@ def network(many=3, n=5, lead=(3, 4), d=6, dtype=torch.float64):
     """Leaves; f(mix) -> leaves, sources, mixes: weights are made from the newest source, and every source of all sums
     before it but the last, whose own gradient is often missing."""
     torch.manual_seed(1)
-    leaves = [torch.randn(*lead, d, dtype=dtype)]
-    leaves += [torch.randn(many * (i + 1), d, dtype=dtype) * 0.5 for i in range(n)]
+    leaves = [torch.randn(*lead, d).to(dtype)]
+    leaves += [(torch.randn(many * (i + 1), d) * 0.5).to(dtype) for i in range(n)]
 
     def run(f=token_mix):
         given = [x.clone().requires_grad_() for x in leaves]
@@ -146,6 +147,23 @@ def test_any_backward_pass(use, inputs, many, mixes):
     close(*both(network(many), use, inputs), 1e-12)
     assert mixes
     assert set(mixes) <= {many, 1, many - 1}
+
+
+@needs_kernel("token_mix")
+@pytest.mark.parametrize(
+    "use",
+    [u for name, u in USES.items() if name != "reads alone"],
+    ids=[n for n in USES if n != "reads alone"],
+)
+@pytest.mark.parametrize("inputs", [slice(None), slice(2, 4)], ids=["all", "two mixes"])
+def test_sources_that_gather_for_others(use, inputs, monkeypatch):
+    """The kernel sums up for several sources at once, in whole passes, partial ones and those after them."""
+    made, init = [], Ahead.__init__
+    monkeypatch.setattr(Ahead, "__init__", lambda self, part: (made.append(part), init(self, part))[1])
+    run = network(2, n=11, dtype=torch.float32)
+    found, wide = both(run, use, inputs)[0], both(network(2, n=11), use, inputs)[1]
+    close(found, wide, 1e-5)
+    assert len(made) > 3
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])

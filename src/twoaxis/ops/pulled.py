@@ -65,6 +65,17 @@ class Source:
         now, left, self.left = torch._C._current_graph_task_id(), self.left, []
         return [(read, i) for number, read, i in reversed(left) if number == now]
 
+    def of(self, kind: type[Owed]) -> list[tuple[Owed, int]]:
+        """Those of one kind, which it keeps."""
+        now = torch._C._current_graph_task_id()
+        return [(x, i) for number, x, i in reversed(self.left) if number == now and type(x) is kind]
+
+    def exchange(self, kind: type[Owed], for_: Owed) -> None:
+        """Those of one kind are done, and this is what came of it."""
+        now = torch._C._current_graph_task_id()
+        self.left = [x for x in self.left if x[0] != now or type(x[1]) is not kind]
+        self.left.append((now, for_, 0))
+
 
 @dataclass(eq=False)
 class Pull:

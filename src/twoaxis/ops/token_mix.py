@@ -11,7 +11,6 @@ by themselves write n gradients each, which autograd then adds to one another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,10 @@ from torch import Tensor
 from . import choice, few_tokens, mix_sums
 from .checks import check_token_mix
 from .first_order import first_order
-from .native import mix as native_mix
 from .native import token_mix as native
-from .owed import Owed
 from .precision import compute_dtype, few, full_precision
 from .pulled import mixed_ones
+from .token_pull import TokenMixed
 
 
 def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
@@ -81,33 +79,10 @@ class _TokenMix(torch.autograd.Function):
         run = back if ctx.library is None else partial(native.back, ctx.library)
         dw, dxs = run(w, xs, every, needed if alone else [False] * len(xs))
         if not alone:
-            turned = w.permute(2, 1, 0)
-            some = [o for o, g in enumerate(gs) if g is not None]
-            turned = turned if len(some) == len(gs) else turned[:, some]
-            ctx.pull.leave(TokenMixed(turned.contiguous(), [g for g in gs if g is not None]))
+            ctx.pull.leave(TokenMixed(w, {o: g for o, g in enumerate(gs) if g is not None}, ctx.pull.sources))
         shaped = (None if dx is None else dx.view(x.shape) for dx, x in zip(dxs, sources))
         dw = dw.view(weights.shape).to(weights.dtype)
         return None, None, None, dw, *(shaped if alone else [None])
-
-
-@dataclass(eq=False)
-class TokenMixed(Owed):
-    """What a mix leaves to its sources: its weights (n, O, N) and g_o = dL/dh_o (N, d) of the O sums that have one."""
-
-    weights: Tensor
-    grads: list[Tensor]
-
-    @classmethod
-    def gather(cls, x: Tensor, left: Sequence[tuple[TokenMixed, int]]) -> list[Tensor]:
-        """See `Owed`."""
-        library = choice.kernel("mix", (x,)) if x.numel() else None
-        return [gathered(x, left) if library is None else native_mix.gathered_by_token(library, x, left)]
-
-
-def gathered(x: Tensor, left: Sequence[tuple[TokenMixed, int]]) -> Tensor:
-    """sum over mixes and o of w_oi g_o of a source x_i (N, d), in its dtype."""
-    ws = [w.unsqueeze(-1) for mix, i in left for w in mix.weights[i]]
-    return mix_sums.mixed(ws, [g for mix, _ in left for g in mix.grads])
 
 
 def sums(weights: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:

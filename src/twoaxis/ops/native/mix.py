@@ -14,7 +14,6 @@ from .call import address, checked, table, threads
 
 if TYPE_CHECKING:
     from ..mix_sums import Mixed
-    from ..token_mix import TokenMixed
 
 _FLOAT = torch.float32
 _SCALAR, _FEATURE, _TOKEN = range(3)
@@ -103,20 +102,6 @@ def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[Mixed, int]]) -> 
     call.g, call.weights = (ctypes.addressof(x) for x in tables)
     checked(lib.mix_pull(ctypes.byref(call), int(dtype == torch.bfloat16)))
     return out, along.sum(0)
-
-
-def gathered_by_token(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[TokenMixed, int]]) -> Tensor:
-    """As `ops.token_mix.gathered`, for a float32 or bfloat16 source x (N, d): a mix of gradients."""
-    (N, d), dtype = x.shape, x.dtype
-    gs, weights = [g for mix, _ in left for g in mix.grads], []
-    for mix, i in left:
-        at, many = address(mix.weights, _FLOAT, (*mix.weights.shape[:2], N)) or 0, len(mix.grads)
-        weights += [at + 4 * N * (i * many + o) for o in range(many)]
-    out, tables = torch.empty(N, d, dtype=dtype), (table(gs, dtype, (N, d)), _every(weights))
-    call = _Call(n=len(gs), N=N, d=d, threads=_threads(N), kind=_TOKEN, out=address(out, dtype, (N, d)))
-    call.sources, call.weights = (ctypes.addressof(x) for x in tables)
-    checked(lib.mix_forward(ctypes.byref(call), int(dtype == torch.bfloat16)))
-    return out
 
 
 def _every(addresses: Iterable[int]) -> ctypes.Array[ctypes.c_void_p]:

@@ -3,137 +3,142 @@
 //   h_o = sum_i w_oi x_i;   dx_i = sum_o w_oi g_o,   dw_oi = <g_o, x_i>
 //
 // Each pass takes the sources of a token once for up to four sums: forward moves (n + O) N d numbers, backward
-// (2 n + O) N d, or (n + O) N d where sources gather their own gradients (by mix.cpp). What all sources share, the sums
-// or their gradients, stays in the nearest cache.
+// (2 n + O) N d, or (n + O) N d where sources gather their own gradients (ops/token_pull.py). That is a sum as well, of
+// gradients by weights that lie elsewhere: of up to four sources at once, since they are met in the same mixes.
 #include "simd.h"
 
 struct Call {
   int64_t n, N, d, O, threads;
   const void* const* sources;  // n x (N, d)
-  const float* weights;        // (N, O, n)
+  const float* weights;        // (N, O, n); null: w_oi of token t is weighted[i][t * strides[i] - o]
+  const float* const* weighted;
+  const int64_t* strides;
   void* const* sums;           // O x (N, d): h, or its gradient
   // Backward alone.
   void* const* dsources;       // n x (N, d), null where none is wanted; null if none is
   float* dweights;             // (N, O, n)
 };
 
+constexpr int AHEAD = 6;  // sources that are fetched before they are met
+constexpr int GROUP = 16;  // sources side by side: each is in a page of memory of its own
+
 template <class T>
 struct Mixer {
   const Call& c;
   const int n, d, O, wide;
   Buffer memory;
-  float *h, *total;  // (O, wide): a token's sums, or their gradients; (wide): a source's gradient
+  float *g, *total, *own;  // (O, wide): gradients of a token's sums; (wide): a source's gradient; (O, n): weights
 
   explicit Mixer(const Call& call)
-      : c(call), n(call.n), d(call.d), O(call.O), wide(whole(call.d)), memory((size_t)(call.O + 1) * wide),
-        h(memory.at) {
-    if (h) total = h + (size_t)O * wide;
+      : c(call), n(call.n), d(call.d), O(call.O), wide(whole(call.d)),
+        memory((size_t)(call.O + 1) * wide + (size_t)call.O * call.n), g(memory.at) {
+    if (g) total = g + (size_t)O * wide, own = total + wide;
   }
 
   const T* source(int i, int64_t t) const { return (const T*)c.sources[i] + t * d; }
   size_t place(int o, int i, int64_t t) const { return (t * O + o) * n + i; }
 
-  // What S sources from i give to R sums from o, or, backward, what these give back.
-  template <int R, int S>
-  struct Group {
-    const T *row[S], *next[S];  // now, and to be fetched meanwhile
-    vf w[R][S];
-    float* h;
+  const float* weights(int64_t t) const {
+    if (c.weights) return c.weights + place(0, 0, t);
+    for (int i = 0; i < n; i++) {
+      const float* w = c.weighted[i] + t * c.strides[i];
+      __builtin_prefetch(w + c.strides[i]);
+      for (int o = 0; o < O; o++) own[o * n + i] = w[-o];
+    }
+    return own;
+  }
 
-    INLINE Group(const Mixer& m, int o, int i, int64_t t) : h(m.h + (size_t)o * m.wide) {
-      for (int s = 0; s < S; s++) {
-        row[s] = m.source(i + s, t);
-        next[s] = i + S + s < m.n ? m.source(i + S + s, t) : m.source((i + S + s) % m.n, t + 1);
-        for (int k = 0; k < R; k++) w[k][s] = all(m.c.weights[m.place(o + k, i + s, t)]);
+  // What sources i .. stop-1 add to R sums from o, which stay in registers, or between groups of sources in `g`.
+  template <int R>
+  INLINE void sums(const float* w, int o, int i, int stop, int64_t t) {
+    float* h = g + (size_t)o * wide;
+    pairs(d, STEP {
+      vf y[R][2] = {};
+      for (int k = 0; k < R && i; k++) y[k][0] = load(h + k * wide + j), y[k][1] = load(h + k * wide + j + W);
+      for (int m = i; m < stop; m++) {
+        const T* row = source(m, t) + j;
+        __builtin_prefetch(row + d);
+        vf x[2];
+        load2(row, rest, x);
+        for (int k = 0; k < R; k++) {
+          vf v = all(w[(o + k) * n + m]);
+          y[k][0] += v * x[0], y[k][1] += v * x[1];
+        }
       }
-    }
-    INLINE void take(int j, int rest, vf* x) const {
-      for (int s = 0; s < S; s++) __builtin_prefetch(next[s] + j), x[s] = load(row[s] + j, rest);
-    }
-  };
-
-  template <int R, int S>
-  INLINE void add(int o, int i, int64_t t) {
-    Group<R, S> a(*this, o, i, t);
-    for (int j = 0; j < d; j += W) {
-      vf x[S];
-      a.take(j, d - j, x);
       for (int k = 0; k < R; k++) {
-        vf y = i ? load(a.h + k * wide + j) : vf{};
-        for (int s = 0; s < S; s++) y += a.w[k][s] * x[s];
-        store(a.h + k * wide + j, y);
+        if (stop < n) store(h + k * wide + j, y[k][0]), store(h + k * wide + j + W, y[k][1]);
+        else store2((T*)c.sums[o + k] + t * d + j, y[k], rest);
+      }
+    });
+  }
+
+  void forward(int64_t t) {
+    const float* w = weights(t);
+    for (int i = 0, stop; i < n; i = stop) {
+      stop = i + GROUP < n ? i + GROUP : n;
+      for (int o = 0; o < O; o += 4) {
+        if (O - o >= 4) sums<4>(w, o, i, stop, t);
+        else if (O - o == 3) sums<3>(w, o, i, stop, t);
+        else if (O - o == 2) sums<2>(w, o, i, stop, t);
+        else sums<1>(w, o, i, stop, t);
       }
     }
   }
 
-  template <int R, int S>
-  INLINE void along(int o, int i, int64_t t) {
-    Group<R, S> a(*this, o, i, t);
-    vf dw[R][S] = {};
-    for (int j = 0; j < d; j += W) {
-      vf x[S];
-      a.take(j, d - j, x);
-      for (int k = 0; k < R; k++)
-        for (int s = 0; s < S; s++) dw[k][s] += load(a.h + k * wide + j) * x[s];
+  // What S sources from i give to the weights of R sums from o; BOTH: and what these give to one source.
+  template <int R, int S, bool BOTH>
+  INLINE void back(int o, int i, int64_t t) {
+    const T *row[S], *next[S];
+    const float* h = g + (size_t)o * wide;
+    vf dw[R][S] = {}, w[R] = {};
+    for (int s = 0; s < S; s++) {
+      int k = i + s + AHEAD;
+      row[s] = source(i + s, t), next[s] = k < n ? source(k, t) : source(k % n, t + 1);
     }
+    for (int k = 0; k < R && BOTH; k++) w[k] = all(c.weights[place(o + k, i, t)]);
+    pairs(d, STEP {
+      vf x[S][2], y[2] = {};
+      if (BOTH && o) y[0] = load(total + j), y[1] = load(total + j + W);
+      for (int s = 0; s < S; s++) __builtin_prefetch(next[s] + j), load2(row[s] + j, rest, x[s]);
+      for (int k = 0; k < R; k++)
+        for (int p = 0; p < 2; p++) {
+          vf v = load(h + k * wide + j + p * W);
+          for (int s = 0; s < S; s++) dw[k][s] += v * x[s][p];
+          if (BOTH) y[p] += w[k] * v;
+        }
+      if (BOTH && o + R < O) store(total + j, y[0]), store(total + j + W, y[1]);
+      else if (BOTH) store2((T*)c.dsources[i] + t * d + j, y, rest);
+    });
     for (int k = 0; k < R; k++)
       for (int s = 0; s < S; s++) c.dweights[place(o + k, i + s, t)] = sum(dw[k][s]);
   }
 
-  template <int R>
-  INLINE void both(int o, int i, int64_t t) {
-    Group<R, 1> a(*this, o, i, t);
-    vf dw[R] = {};
-    for (int j = 0; j < d; j += W) {
-      vf x, y = o ? load(total + j) : vf{};
-      a.take(j, d - j, &x);
-      for (int k = 0; k < R; k++) {
-        vf g = load(a.h + k * wide + j);
-        dw[k] += g * x, y += a.w[k][0] * g;
-      }
-      if (o + R < O) store(total + j, y);
-      else store((T*)c.dsources[i] + t * d + j, y, d - j);
-    }
-    for (int k = 0; k < R; k++) c.dweights[place(o + k, i, t)] = sum(dw[k]);
-  }
-
-  enum Step { FORWARD, ALONG, BOTH };
-
-  template <Step step, int R, int S>
-  void some(int o, int64_t t, int i, int stop) {
-    for (; i < stop; i += i + S <= stop ? S : 1) {
-      if (step == BOTH) both<R>(o, i, t);
-      else if (i + S <= stop) step == FORWARD ? add<R, S>(o, i, t) : along<R, S>(o, i, t);
-      else step == FORWARD ? add<R, 1>(o, i, t) : along<R, 1>(o, i, t);
-    }
-  }
-
-  template <Step step>
-  void every(int64_t t, int i, int stop) {
-    for (int o = 0; o < O; o += 4) {
-      if (O - o >= 4) some<step, 4, 2>(o, t, i, stop);
-      else if (O - o == 3) some<step, 3, 2>(o, t, i, stop);
-      else if (O - o == 2) some<step, 2, 4>(o, t, i, stop);
-      else some<step, 1, 4>(o, t, i, stop);
-    }
-  }
-
-  void forward(int64_t t) {
-    every<FORWARD>(t, 0, n);
-    for (int o = 0; o < O; o++)
-      for (int j = 0; j < d; j += W) store((T*)c.sums[o] + t * d + j, load(h + o * wide + j), d - j);
+  template <int R, int S>
+  void some(int o, int i, int stop, int64_t t, bool both) {
+    if (both) return back<R, 1, true>(o, i, t);
+    for (; i + S <= stop; i += S) back<R, S, false>(o, i, t);
+    for (; i < stop; i++) back<R, 1, false>(o, i, t);
   }
 
   void backward(int64_t t) {
     for (int o = 0; o < O; o++)
-      for (int j = 0; j < d; j += W) store(h + o * wide + j, load((const T*)c.sums[o] + t * d + j, d - j));
-    for (int i = 0, stop; i < n; i = stop) {
-      bool wanted = c.dsources && c.dsources[i];
-      for (stop = i + 1; !wanted && stop < n && !(c.dsources && c.dsources[stop]);) stop++;
-      if (wanted) every<BOTH>(t, i, stop);
-      else every<ALONG>(t, i, stop);
+      pairs(d, STEP {
+        vf x[2];
+        load2((const T*)c.sums[o] + t * d + j, rest, x);
+        store(g + o * wide + j, x[0]), store(g + o * wide + j + W, x[1]);
+      });
+    for (int i = 0, stop; i < n; i = stop) {  // one source that wants its gradient, or some that do not
+      bool both = wanted(i);
+      for (stop = i + 1; !both && stop < n && !wanted(stop);) stop++;
+      for (int o = 0; o < O; o += 4) {
+        if (O - o >= 4) some<4, 3>(o, i, stop, t, both);
+        else if (O - o == 3) some<3, 3>(o, i, stop, t, both);
+        else if (O - o == 2) some<2, 4>(o, i, stop, t, both);
+        else some<1, 4>(o, i, stop, t, both);
+      }
     }
   }
+  bool wanted(int i) const { return c.dsources && c.dsources[i]; }
 };
 
 template <class T>
@@ -141,7 +146,7 @@ static int run(const Call& c, bool backward) {
   int failed = 0;
   parallel(c.threads, [&](int k, int threads) {
     Mixer<T> mixer(c);
-    if (!mixer.h) return (void)(failed = 1);
+    if (!mixer.g) return (void)(failed = 1);
     for (int64_t t = c.N * k / threads, stop = c.N * (k + 1) / threads; t < stop; t++)
       backward ? mixer.backward(t) : mixer.forward(t);
   });

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .call import address, checked, table, threads
 
+if TYPE_CHECKING:
+    from ..token_pull import TokenMixed
+
 _FLOAT = torch.float32
+_POINTERS = ["sources", "weights", "weighted", "strides", "sums", "dsources", "dweights"]
 
 
 class _Call(ctypes.Structure):
@@ -18,7 +23,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("n", "N", "d", "O", "threads")),
-        *((name, ctypes.c_void_p) for name in ("sources", "weights", "sums", "dsources", "dweights")),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
     ]
 
 
@@ -45,6 +50,34 @@ def back(
         call.dsources = ctypes.addressof(into)
     checked(lib.token_mix_back(ctypes.byref(call), int(dtype == torch.bfloat16)))
     return dweights, drows
+
+
+def addresses(weights: Tensor, grads: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+    """Of gradients (N, d) by o, contiguous, and of where their weights begin in those of all, (N, O, n)."""
+    first, size = (
+        address(weights, weights.dtype, weights.shape) or 0,
+        weights.element_size() * weights.shape[-1],
+    )
+    return [(address(g, g.dtype, g.shape) or 0, first + size * o) for o, g in grads.items()]
+
+
+def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[TokenMixed, int]], many: int) -> list[Tensor]:
+    """As `ops.token_pull.gathered`, of a float32 or bfloat16 source x (N, d) and of those before it: `many` in all."""
+    (N, d), dtype = x.shape, x.dtype
+    for mix, i in left:
+        fits = mix.weights.dtype == _FLOAT and len(mix.weights) == N and many - 1 <= i < mix.weights.shape[-1]
+        if not fits or any(g.shape != x.shape or g.dtype != dtype for g in mix.grads.values()):
+            raise TypeError("a kernel sums up gradients of one dtype and shape by float32 weights")
+    grads, weights = zip(*((g, w + 4 * i) for mix, i in left for g, w in mix.at))
+    strides = [mix.weights.shape[1:].numel() for mix, _ in left for _ in mix.at]
+    made, n = [torch.empty(N, d, dtype=dtype) for _ in range(many)], len(grads)
+    sources, weighted = (ctypes.c_void_p * n)(*grads), (ctypes.c_void_p * n)(*weights)
+    between, into = (ctypes.c_int64 * n)(*strides), table(made, dtype, (N, d))
+    call = _Call(n=n, N=N, d=d, O=many, threads=max(1, min(threads(), N // 16)))
+    call.sources, call.weighted = ctypes.addressof(sources), ctypes.addressof(weighted)
+    call.strides, call.sums = ctypes.addressof(between), ctypes.addressof(into)
+    checked(lib.token_mix(ctypes.byref(call), int(dtype == torch.bfloat16)))
+    return made
 
 
 def _call(weights: Tensor, rows: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[_Call, object]:
