@@ -122,6 +122,6 @@ def fed(
             owner = module.get_submodule(memory)
             assert isinstance(owner, ConvMemory)
             nothing = chunk.new_zeros(batch, 0, *owner.channels)
-            rows = slots[memory].append(x=nothing)["x"].flatten(2).mT
+            rows = slots[memory].append(u=nothing)["u"].flatten(2).mT
             states.append(F.pad(rows, (owner.kernel - 1 - rows.shape[-1], 0)))
     return torch.cat(outputs, 1), states
