@@ -9,17 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.ops.choice import ordinary
-from twoaxis.ops.precision import autocast_dtype
+from twoaxis.ops.precision import BF16_UNITS, autocast_dtype
 from twoaxis.ops.transpose import transposed
 
 FEW = (
     16  # rows up to which W x^T beats x W^T on a CPU: 1.1 to 2.2 times at 4 and 8 rows, more for wide outputs
-)
-BF16_UNITS = (
-    torch.backends.mkldnn.is_available()
-    and bool(  # torch multiplies bfloat16 in this CPU's hardware
-        torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
 )
 MANY = 64  # rows from which the weight's gradient is worth a transposed copy
 CASTS = {torch.float32, torch.bfloat16, torch.float16}  # what autocast makes one dtype

@@ -1,6 +1,7 @@
 """local_attention: every backend against the plain reference, and the reference against loops over tokens."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from twoaxis.errors import InputError
-from twoaxis.ops import local_attention, reference
+from twoaxis.ops import choice, local_attention, reference
+from twoaxis.ops.local_attention import choose
 
 CASES = [(name, backend) for name in NAMES for backend in backends(name)]
 
@@ -160,6 +162,25 @@ def test_autocast_does_not_touch_the_softmax(backend):
 
     for one, other in zip(results(inside, inputs), plain, strict=True):
         assert error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("units", "dtype", "queries", "expected"),
+    [
+        (False, torch.bfloat16, 80, "blocked"),
+        (False, torch.bfloat16, 1, "sdpa"),  # a step of decoding
+        (False, torch.float32, 80, "sdpa"),
+        (True, torch.bfloat16, 80, "sdpa"),
+    ],
+    ids=["emulated", "one query", "float32", "units"],
+)
+def test_training_in_emulated_bfloat16_is_left_to_blocks(monkeypatch, units, dtype, queries, expected):
+    monkeypatch.setattr(sys.modules[choose.__module__], "BF16_UNITS", units)
+    q, k = torch.zeros(1, 2, queries, 8, dtype=dtype), torch.zeros(1, 2, 80, 8, dtype=dtype)
+    with choice.requesting("plain"):
+        assert choose("auto", q, k, k, None) == expected
+        with torch.no_grad():
+            assert choose("auto", q, k, k, None) == "sdpa"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The one operator: causal attention over a window of an ordered axis, tokens or layers (2603.16039)."""
 
+import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -8,6 +9,7 @@ from .backends import blocked, flash, flex, sdpa
 from .backends.plan import kept_keys
 from .checks import check_attention
 from .native import local_attention as native
+from .precision import BF16_UNITS
 
 BACKENDS = ("auto", "reference", "blocked", "native", "sdpa", "flex", "flash", "varlen")
 _SMALL = 64  # up to so many keys in all a masked SDPA call is no slower than blocks
@@ -54,7 +56,8 @@ def local_attention(
             float16 or bfloat16.
             auto takes native where it has the options (unless TWOAXIS_BACKEND says otherwise) and there are more
             than 64 keys and several queries; else sdpa for full attention, one query or at most 64 keys if it has
-            every option asked for; else flash or varlen for a bare window where they run; else blocked.
+            every option asked for (but not to train in bfloat16 on a CPU without units for it); else flash or varlen
+            for a bare window where they run; else blocked.
 
     Raises:
         InputError: for a window that is not a positive integer or None, for shapes, dtypes or head counts
@@ -119,10 +122,16 @@ def choose(
     searched = segments is not None and sink_tokens > 0  # sdpa would look for sinks in the whole row
     small = not searched and (Tq == 1 or kept_keys(Tq, Tk, window) <= _SMALL)
     if plain and (small or window is None or window >= Tk):
-        return "sdpa"
+        return "sdpa" if small or not _taken_apart(q) else "blocked"
     if plain and segments is None and not sink_tokens and flash.fits(q):
         return next((name for name in ("flash", "varlen") if flash.find(name)), "blocked")
     return "blocked"
+
+
+def _taken_apart(q: Tensor) -> bool:
+    """Whether torch's kernel would make its gradients number by number, six times slower than blocks do."""
+    emulated = q.is_cpu and q.dtype == torch.bfloat16 and not BF16_UNITS
+    return emulated and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _only(backend: str, fits: bool, what: str) -> None:

@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+BF16_UNITS = torch.backends.mkldnn.is_available() and bool(
+    torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)  # torch multiplies bfloat16 in this CPU's hardware
 CHUNK = 1 << 18  # numbers of a temporary on a CPU; smaller ones cost more in dispatch than they save in cache
 
 
