@@ -132,6 +132,17 @@ def test_not_a_number_stays_what_it_is_in_bfloat16(counting):
     assert found[1, 0].equal(exact.bfloat16()[1, 0])
 
 
+@DTYPES
+def test_scores_that_are_no_number_are_not_hidden_sources(dtype):
+    sources, query = [randn(2, 3, 6).to(dtype) for _ in range(9)], randn(2, 3, 6)
+    query[0, 1, 2] = torch.nan
+    found = depth_read(query.to(dtype), sources, return_weights=True)
+    assert all(x[0, 1].isnan().all() and x.isnan().any(-1).sum() == 1 for x in found)
+    assert depth_read(query[0, 1].to(dtype), sources).isnan().all()
+    first = [torch.full((2, 3), torch.nan)] * 4 + [torch.zeros(2, 3)] * 5  # a group of sources by itself
+    assert depth_read(randn(6).to(dtype), sources, bias=first).isnan().all()
+
+
 @pytest.mark.parametrize("backend", ["auto", "native"])
 def test_what_the_kernel_does_not_cover_is_plain(backend, counting, monkeypatch):
     library = counting("depth_read")

@@ -117,6 +117,23 @@ def test_hidden_sources():
             assert (found[1] == 0).all() == (bias[1] is hide)
 
 
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
+def test_scores_that_are_no_number_are_not_hidden_sources(normalize):
+    query = torch.randn(2, 1, 6)
+    query[1, 0, 2] = torch.nan
+    found = ops.depth_read(query, sources(6, (2, 1), 3), normalize=normalize, return_weights=True)
+    assert all(x.isfinite().flatten(1).all(1).tolist() == [True, False] for x in found)
+
+
+@pytest.mark.parametrize("finish", ["none", "softmax", "relu"])
+def test_made_weights_that_are_no_number_stay_so(finish):
+    xs, up = sources(6, (2, 1), 3), torch.randn(6, 6)
+    up[1] = torch.nan
+    reads, _ = native.made(xs, xs[0], up, torch.zeros(2, 3), eps=1e-6, finish=finish)
+    assert reads[0].isnan().all()
+    assert reads[1].isfinite().all()
+
+
 @SIZED
 @pytest.mark.parametrize("finish", ["none", "softmax", "relu"])
 @pytest.mark.parametrize("gelu", [None, "erf", "tanh"])

@@ -60,12 +60,15 @@ struct Reader {
     return bias(i, t) == -INFINITY ? 0 : logit(i, t);
   }
 
-  void weigh(int64_t t) {  // a; a source at -inf has weight 0, also if all of them are
+  // Of softmax, over all: nothing where hidden, also if all are, and NaN of NaN, which is never the largest.
+  static float part(float logit, float top) { return logit == -INFINITY ? 0 : std::exp(logit - top); }
+
+  void weigh(int64_t t) {  // a
     float top = -INFINITY, total = 0;
     for (int i = 0; i < n; i++) top = logit(i, t) > top ? logit(i, t) : top;
     for (int i = 0; i < n; i++) {
       if (c.normalize != SOFTMAX) a[i] = alone(i, t);
-      else total += a[i] = top == -INFINITY ? 0 : std::exp(logit(i, t) - top);
+      else total += a[i] = part(logit(i, t), top);
     }
     for (int i = 0; i < n && total != 0; i++) a[i] /= total;
   }
@@ -110,7 +113,7 @@ struct Reader {
     }
     for (int s = 0; s < S; s++) {
       if (c.normalize != SOFTMAX) share[s] = alone(i + s, t);
-      else *total += share[s] = *top == -INFINITY ? 0 : std::exp(logit(i + s, t) - *top);
+      else *total += share[s] = part(logit(i + s, t), *top);
     }
     const T *row[S], *next[S];
     for (int s = 0; s < S; s++) row[s] = source(i + s, t), next[s] = after<S>(i + s, t) + d / 2;

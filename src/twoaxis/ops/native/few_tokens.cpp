@@ -47,13 +47,13 @@ static void add_by_feature(float* h, const float* row, const float* b, float a, 
   for (int j = 0; j < d; j += W) store(h + j, load(h + j, d - j) + (load(b + j, d - j) + a) * load(row + j, d - j), d - j);
 }
 
-static void normalise(int64_t finish, const bool* hidden, float* a, int n) {
+static void normalise(int64_t finish, const bool* hidden, float* a, int n) {  // NaN stays
   float top = -INFINITY, total = 0;
   for (int i = 0; i < n; i++) top = a[i] > top ? a[i] : top;
   for (int i = 0; i < n; i++) {
-    if (finish == SOFTMAX) total += a[i] = top == -INFINITY ? 0 : std::exp(a[i] - top);
+    if (finish == SOFTMAX) total += a[i] = a[i] == -INFINITY ? 0 : std::exp(a[i] - top);
     else if (finish == SIGMOID) a[i] = sigmoid(a[i]);
-    else if (finish == RELU) a[i] = a[i] > 0 ? a[i] : 0;
+    else if (finish == RELU) a[i] = a[i] < 0 ? 0 : a[i];
     else if (hidden && hidden[i]) a[i] = 0;
   }
   for (int i = 0; i < n && total != 0; i++) a[i] /= total;
