@@ -22,7 +22,7 @@ Last = Literal["rows", "columns"]
 def sinkhorn(logits: Tensor, iterations: int = 20, *, last: Last = "rows", eps: float = 0.0) -> Tensor:
     """H (..., n, n) from R (..., n, n): exp(R), then `iterations` times both normalisations.
 
-    Returns at least float32. Keeps only R for backward. Without eps it runs on logarithms, one launch per
+    Returns at least float32. Keeps only a copy of R for backward. Without eps it runs on logarithms, one launch per
     normalisation, and is finite for finite R; with no iterations it is the last normalisation alone.
 
     Args:
