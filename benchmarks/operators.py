@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gated_cases import gated
 from operator_cases import Run, cases
 from update_cases import updates
 
@@ -125,7 +126,8 @@ def main() -> None:
         report["cases"] = before["cases"] if before["dtype"] == args.dtype else {}
     dtype = getattr(torch, args.dtype)
     of_updates = updates(dtype) if "adamw" in args.only else ()
-    for name, runs in itertools.chain(cases(args.only, args.tokens, dtype), of_updates):
+    of_gates = gated(dtype) if "gated" in args.only else ()
+    for name, runs in itertools.chain(cases(args.only, args.tokens, dtype), of_gates, of_updates):
         case: dict[str, object] = {"command": command, "rounds": args.rounds, "load": os.getloadavg()[0]}
         for threads in args.threads:
             label, clock = CLOCKS[threads]
