@@ -29,6 +29,7 @@ from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.native.streams_step import hyper_read
 from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
 from twoaxis.ops.stream_gates import hyper_weights
+from twoaxis.ops.stream_take import Taken, hyper_take
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -40,6 +41,8 @@ from twoaxis.types import (
     StandardStart,
     TensorSpec,
 )
+
+Carry = tuple[Tensor, Tensor] | Taken  # A_r^T and B; or of few tokens A_r^T H and B
 
 
 @spec.register("depth", "hyper_connections")
@@ -152,10 +155,21 @@ class HyperConnections(Connection):
             H, self.static, self.dynamic, scales, self.norm.weight, tanh=self.cfg.tanh, **options
         )
 
-    def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor]]:
+    def take(self, H: Tensor) -> Taken | None:
+        """The read and the gates as one node, in training; None: by `gates`."""
+        if not self.cfg.dynamic or self.gain is not None or not isinstance(self.norm, RMSNorm):
+            return None
+        return hyper_take(
+            H, self.dynamic, self.static, self.s_alpha, self.s_beta, self.norm.weight,
+            tanh=self.cfg.tanh, eps=self.layout.norm_eps, read_eps=self.norm.eps,
+        )  # fmt: skip
+
+    def read(self, state: State, ctx: Context) -> tuple[Reads, Carry]:
         if (found := self.step(state)) is not None:
             h, B, mixed = found
             return Reads(h), (mixed, B)
+        if (taken := self.take(state)) is not None:
+            return Reads(taken.read), taken
         with full_precision(state):
             if few((state,)):
                 weights = self.weights(state)
@@ -171,7 +185,9 @@ class HyperConnections(Connection):
         h0 = cast(mixed[:, 0], dtype).view(*H.shape[:2], -1)
         return Reads(self.norm(h0)), (mixed[:, 1:-1], weights[..., -1:])
 
-    def write(self, state: State, carry: tuple[Tensor, Tensor], y: Tensor, ctx: Context) -> State:
+    def write(self, state: State, carry: Carry, y: Tensor, ctx: Context) -> State:
+        if isinstance(carry, Taken):
+            return carry.written(state, y)
         A_r, B = carry
         if A_r.ndim > 3:
             return stream_write(state, A_r, B, y)

@@ -25,10 +25,12 @@ from twoaxis.depth.mhc_coefficients import Coefficients
 from twoaxis.depth.mhc_trace import MHCTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops import mhc_gates, permutation_matrices, permutation_mix, sinkhorn, stream_read, stream_write
+from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn, stream_read, stream_write
 from twoaxis.ops.precision import cast, few, full_precision
+from twoaxis.ops.stream_take import Taken
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
 
+Carry = tuple[Tensor, Tensor | None] | Taken  # Q and H; or of few tokens Q and H X
 APART = 8.0  # how far below 0 the logits of all but the identity start (public code of 2601.05732)
 
 
@@ -86,9 +88,8 @@ class MHC(Connection):
                     "mhc(mixing='permutations'): iterations and last are for Sinkhorn; leave them out"
                 )
             if not self.dynamic and self.start == "random":
-                raise InputError(
-                    "mhc(dynamic=False, start='random'): its streams would never separate; leave out start"
-                )
+                says = "mhc(dynamic=False, start='random'): its streams would never separate; leave out start"
+                raise InputError(says)
 
         @property
         def mixers(self) -> int:
@@ -152,8 +153,8 @@ class MHC(Connection):
         self.norm: nn.Module = RMSNorm(layout.d_model, layout.norm_eps)
         read, write, mixers = sizes = cfg.sizes(layout, k)
         self.coefficients = Coefficients(cfg, layout, sizes)
-        permuted = mixers and cfg.mixing == "permutations"
-        self.register_buffer("matrices", permutation_matrices(n) if permuted else None, persistent=False)
+        table = permutation_matrices(n) if mixers and cfg.mixing == "permutations" else None
+        self.register_buffer("matrices", table, persistent=False)
         if cfg.start == "standard":
             prefer = torch.full((n,), -1.0)
             prefer[k % n] = 1.0
@@ -163,14 +164,8 @@ class MHC(Connection):
 
     def gates(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """P, Q (B, T, n) and H (B, T, n, n), None for no mixing; B = T = 1 if they are static."""
-        cfg, learned = self.cfg, self.coefficients
-        if cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and cfg.dynamic:
-            assert learned.scale is not None
-            assert learned.bias is not None
-            return mhc_gates(
-                learned.project(X), learned.scale, learned.bias, cfg.streams,
-                iterations=cfg.iterations, last=cfg.last, eps=cfg.eps, write_scale=cfg.write_scale,
-            )  # fmt: skip
+        if (found := self.coefficients.gates(self.cfg, X)) is not None:
+            return found
         P, Q, R = self.coefficients(X)
         H = self.mixing(R) if R.shape[-1] else None
         P = self.gate(P)
@@ -190,10 +185,11 @@ class MHC(Connection):
         n, cfg = self.cfg.streams, self.cfg
         return sinkhorn(R.unflatten(-1, (n, n)), cfg.iterations, last=cfg.last, eps=cfg.eps)
 
-    def read(self, state: State, ctx: Context) -> tuple[Reads, tuple[Tensor, Tensor | None]]:
+    def read(self, state: State, ctx: Context) -> tuple[Reads, Carry]:
         if (found := self.coefficients.step(self.cfg, state, self.norm)) is not None:
-            h, Q, mixed = found
-            return Reads(h), (Q, mixed)
+            return Reads(found[0]), found[1:]
+        if (taken := self.coefficients.take(self.cfg, state, self.norm)) is not None:
+            return Reads(taken.read), taken
         with full_precision(state):
             P, Q, H = self.gates(state)
             if few((state,)) and H is not None and P.shape[:2] == H.shape[:2] == state.shape[:2]:
@@ -210,7 +206,9 @@ class MHC(Connection):
         h = cast(mixed[:, 0], dtype).view(*X.shape[:2], -1)
         return Reads(self.norm(h)), (Q.view(tokens, n, 1), mixed[:, 1:])
 
-    def write(self, state: State, carry: tuple[Tensor, Tensor | None], y: Tensor, ctx: Context) -> State:
+    def write(self, state: State, carry: Carry, y: Tensor, ctx: Context) -> State:
+        if isinstance(carry, Taken):
+            return carry.written(state, y)
         Q, H = carry
         if H is None or H.ndim > 3:
             return stream_write(state, H, Q, y)

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoaxis.ops import joint_scores
+from twoaxis.norm import RMSNorm
+from twoaxis.ops import joint_scores, mhc_gates
+from twoaxis.ops.joint_take import mhc_take
 from twoaxis.ops.native import streams_step
 from twoaxis.ops.native.few_tokens import folds
 from twoaxis.ops.precision import cast, compute_dtype
+from twoaxis.ops.stream_take import Taken
 from twoaxis.types import Layout
 
 
@@ -56,6 +59,28 @@ class Coefficients(nn.Module):
         return streams_step.mhc_read(
             X, self.phi, self.scale, self.bias, norm.weight, iterations=cfg.iterations,
             rows_last=cfg.last == "rows", norm_eps=self.eps, output_eps=norm.eps, write_scale=cfg.write_scale,
+        )  # fmt: skip
+
+    def take(self, cfg: Any, X: Tensor, norm: nn.Module) -> Taken | None:
+        """norm(P X), H, Q and X as one node of the graph, in training; None where it takes more."""
+        covered = cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and not cfg.eps
+        if self.phi is None or self.scale is None or self.bias is None or not covered:
+            return None
+        if not isinstance(norm, RMSNorm):
+            return None
+        return mhc_take(
+            X, self.phi, self.scale, self.bias, norm.weight, iterations=cfg.iterations, last=cfg.last,
+            write_scale=cfg.write_scale, eps=self.eps, read_eps=norm.eps,
+        )  # fmt: skip
+
+    def gates(self, cfg: Any, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """P, Q and H by one operator; None where it takes more."""
+        covered = cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid"
+        if self.phi is None or self.scale is None or self.bias is None or not covered:
+            return None
+        return mhc_gates(
+            self.project(X), self.scale, self.bias, cfg.streams,
+            iterations=cfg.iterations, last=cfg.last, eps=cfg.eps, write_scale=cfg.write_scale,
         )  # fmt: skip
 
     def forward(self, X: Tensor) -> tuple[Tensor, ...]:

@@ -130,7 +130,7 @@ class Loop:
 
         stride: of the states in that chain, one in so many is kept."""
         if state is not self.newest or state._version != self.version:
-            self._stand(state, Place(Chain(stride), 0))
+            self.stand(state, Place(Chain(stride), 0))
         if self.place.number % self.place.chain.stride == 0 and self.place.kept is None:
             self.place.keep(state)
         return self.place
@@ -145,9 +145,10 @@ class Loop:
         ):  # nothing before it asks, or another write has
             return  # the state will begin a chain
         chain.length += 1
-        self._stand(state, Place(chain, chain.length, place, Step(run, given)))
+        self.stand(state, Place(chain, chain.length, place, Step(run, given)))
 
-    def _stand(self, state: Tensor, place: Place) -> None:
+    def stand(self, state: Tensor, place: Place) -> None:
+        """The newest state, at this place."""
         self.newest, self.version, self.place = state, state._version, place
 
 

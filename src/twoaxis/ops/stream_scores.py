@@ -98,21 +98,34 @@ class _JointScores(torch.autograd.Function):
     def forward(ctx: Any, place: Any, eps: float, streams: Tensor, matrix: Tensor) -> Tensor:
         ctx.place = place
         with full_precision(streams):
-            x = cast(streams, compute_dtype(streams)).flatten(-2)
-            y = x @ cast(matrix, x.dtype)
-            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-            r = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
-            y.mul_(r)
-            ctx.save_for_backward(*(() if place is not None else (streams,)), matrix, y, r)
-            return y
+            y, r = joint_forward(streams, matrix, eps)
+        ctx.save_for_backward(*(() if place is not None else (streams,)), matrix, y, r)
+        return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         streams, matrix, y, r = streams_of(ctx, ctx.saved_tensors)
         with full_precision(streams):
-            x, dp = cast(streams, y.dtype).flatten(-2), grad * r
-            dmatrix = _transposed_product(x, dp)
-            back = (grad * y).sum(-1, keepdim=True) * r**2 / -x.shape[-1]
-            dX = torch.addcmul(dp @ cast(matrix, x.dtype).mT, x, back).view(streams.shape)
-        return None, None, cast(dX, streams.dtype), cast(dmatrix, matrix.dtype)
+            part, back, dmatrix = joint_back(streams, matrix, y, r, grad)
+            dX = torch.addcmul(part, cast(streams, y.dtype), back.unsqueeze(-1))
+        return None, None, cast(dX, streams.dtype), dmatrix
+
+
+def joint_forward(streams: Tensor, matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """y (..., c) and r (..., 1)."""
+    x = cast(streams, compute_dtype(streams)).flatten(-2)
+    y = x @ cast(matrix, x.dtype)
+    squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+    r = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
+    return y.mul_(r), r
+
+
+def joint_back(
+    streams: Tensor, matrix: Tensor, y: Tensor, r: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """part (..., n, d) and k (..., 1) of the streams' gradient part + k X, and the matrix's."""
+    x, dp = cast(streams, y.dtype).flatten(-2), grad * r
+    dmatrix = cast(_transposed_product(x, dp), matrix.dtype)
+    back = (grad * y).sum(-1, keepdim=True) * r**2 / -x.shape[-1]
+    return (dp @ cast(matrix, x.dtype).mT).view(streams.shape), back, dmatrix

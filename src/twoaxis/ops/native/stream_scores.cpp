@@ -2,6 +2,7 @@
 //
 // Per token, X (n, d), in float32:  N_s = (X_s - mean) q, q = 1 / sqrt(var + eps), y_s = N_s W       n d numbers move; backward
 //   with dN = dy W^T  dX_s = q (dN - mean(dN) - N mean(dN N)), dW = sum N^T dy                        2 n d
+//   and for the one pass of ops/stream_take.py  + D_s + w_s h                                     (3 n + 1) d
 // W is given as rows (c, d), whose means are taken off first: y = q X W then, and mean(dN) = 0.
 #include "rows.h"
 
@@ -17,6 +18,9 @@ struct Call {
   const float* dout;       // (N, n, c)
   void* dx;                // (N, n, d)
   float* dmatrix;          // (threads, c, d)
+  // For dX + D + w h all in all, of a read by weights w; null without. scores: y again.
+  const void *beside, *read;      // D (N, n, d), h (N, d)
+  const float *weights, *scores;  // (N, n), (N, n, c)
 };
 
 template <class T>
@@ -78,8 +82,10 @@ struct Scores {
 
   // dX of streams i .. i + M - 1, and their part of dW, by dX_s = sum_k q dy_sk W_k - (X_s - mean) q^3 <dy_s, X_s W> / d.
   template <int M>
-  INLINE void back(int i, const float* dy, const float* mean, const float* q, T* dx) {
-    const float* x = rows + i * wide;
+  INLINE void back(int64_t t, int i, const float* mean, const float* q) {
+    const float *x = rows + i * wide, *dy = c.dout + t * n * c.c, *w = c.weights + t * n + i;
+    const T *beside = c.beside ? stream(c.beside, t) + i * d : nullptr, *h = (const T*)c.read + t * d;
+    T* dx = (T*)c.dx + (t * n + i) * d;
     vf m[M], e[M];
     for (int s = 0; s < M; s++) {
       float along = 0, r = q[i + s];
@@ -92,25 +98,29 @@ struct Scores {
     each(d, STEP {
       vf u[M], g[M];
       for (int s = 0; s < M; s++) u[s] = load(x + s * wide + j) - m[s], g[s] = -e[s] * u[s];
+      for (int s = 0; s < M && beside; s++) g[s] += load(beside + s * d + j, rest);
+      if (c.read) {
+        vf y = load(h + j, rest);
+        for (int s = 0; s < M; s++) g[s] += w[s] * y;
+      }
       for (int k = 0; k < c.c; k++) {
-        vf w = load(matrix + k * wide + j), total = load(sums + k * wide + j);
-        for (int s = 0; s < M; s++) g[s] += spread[k * M + s] * w, total += spread[k * M + s] * u[s];
+        vf column = load(matrix + k * wide + j), total = load(sums + k * wide + j);
+        for (int s = 0; s < M; s++) g[s] += spread[k * M + s] * column, total += spread[k * M + s] * u[s];
         store(sums + k * wide + j, total);
       }
-      for (int s = 0; s < M; s++) store(dx + (i + s) * d + j, g[s], rest);
+      for (int s = 0; s < M; s++) store(dx + s * d + j, g[s], rest);
     });
   }
 
   void backward(int64_t t) {
     float mean[MOST], q[MOST];
     take(stream(c.x, t), n, d, rows);
-    products(rows, n, matrix, c.c, wide, dots);
     factors(mean, q);
-    const float* dy = c.dout + t * n * c.c;
-    T* dx = (T*)c.dx + t * n * d;
+    if (!c.scores) products(rows, n, matrix, c.c, wide, dots);
+    for (int i = 0; i < n * c.c && c.scores; i++) dots[i] = c.scores[t * n * c.c + i] / q[i / c.c];
     int i = 0;
-    for (; i + 4 <= n; i += 4) back<4>(i, dy, mean, q, dx);
-    for (; i < n; i++) back<1>(i, dy, mean, q, dx);
+    for (; i + 4 <= n; i += 4) back<4>(t, i, mean, q);
+    for (; i < n; i++) back<1>(t, i, mean, q);
   }
 
   void flush(float* total) {  // now and then, so that long sums keep their digits

@@ -5,6 +5,7 @@
 //           dX_s = w_s dh, dw_s = <X_s, dh>, dh = r gain dy - h r^3 <gain dy, h> / d     (2 n + 1) d
 //   write   X'_t = sum_s M_ts X_s + b_t y                                          (2 n + 1) d; backward, with G = dL/dX',
 //           dX = M^T G, dM = G X^T, db = G y, dy = b^T G                           (3 n + 2) d
+//   gather  dX_s = part_s + D_s + w_s h + k X_s, in float32 until it is stored (ops/joint_take.py)
 // A token's rows meet the memory once, and nothing of their size is kept.
 #include "rows.h"
 
@@ -20,6 +21,7 @@ struct Call {
   void *dx, *dbranch;           // (N, n, d), (N, d)
   float *dweights, *dmixing;    // (N, n), (N, n, n)
   float* dgain;                 // (threads, d)
+  const float *part, *back;     // of a gather: (N, n, d), (N,)
 };
 
 template <class T>
@@ -80,11 +82,26 @@ struct Streams {
       for (int j = 0; j < wide; j += W) store(g + j, scale * load(g + j) - k * load(h + j));
     }
     products(rows, n, g, 1, wide, c.dweights + t * n);
+    if (!c.dx) {  // dh alone
+      T* dh = (T*)c.dbranch + t * d;
+      return each(d, STEP { store(dh + j, load(g + j), rest); });
+    }
     T* dx = (T*)c.dx + t * n * d;
     each(d, STEP {
       vf y = load(g + j);
       for (int s = 0; s < n; s++) store(dx + s * d + j, w[s] * y, rest);
     });
+  }
+
+  void gather(int64_t t) {
+    const float *w = c.weights + t * n, *part = c.part + t * n * d;
+    const T *x = stream(c.x, t), *D = c.dout ? stream(c.dout, t) : nullptr, *h = (const T*)c.branch + t * d;
+    T* dx = (T*)c.dx + t * n * d;
+    for (int s = 0; s < n; s++, x += d, D += D ? d : 0, part += d, dx += d)
+      each(d, STEP {
+        vf total = load(part + j, rest) + w[s] * load(h + j, rest) + c.back[t] * load(x + j, rest);
+        store(dx + j, D ? total + load(D + j, rest) : total, rest);
+      });
   }
 
   // Rows i .. i + M - 1 of m x + b y, m (n, n) with steps `row` and `column`; without y, m x. x: rows `step` apart.
@@ -140,7 +157,7 @@ struct Streams {
   }
 };
 
-enum Work { READ, READ_BACK, WRITE, WRITE_BACK };
+enum Work { READ, READ_BACK, WRITE, WRITE_BACK, GATHER };
 
 template <class T>
 static int run(const Call& c, int work) {
@@ -157,6 +174,7 @@ static int run(const Call& c, int work) {
           break;
         case WRITE: streams.write(t); break;
         case WRITE_BACK: streams.write_back(t); break;
+        case GATHER: streams.gather(t); break;
       }
     }
   });

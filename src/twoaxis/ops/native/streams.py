@@ -12,7 +12,7 @@ from .. import choice
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
-_READ, _READ_BACK, _WRITE, _WRITE_BACK = range(4)
+_READ, _READ_BACK, _WRITE, _WRITE_BACK, _GATHER = range(5)
 MOST = 8  # streams
 
 
@@ -24,6 +24,7 @@ class _Call(ctypes.Structure):
         ("eps", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("x", "weights", "mixing", "gain", "branch", "out")),
         *((name, ctypes.c_void_p) for name in ("dout", "dx", "dbranch", "dweights", "dmixing", "dgain")),
+        *((name, ctypes.c_void_p) for name in ("part", "back")),
     ]  # fmt: skip
 
 
@@ -47,11 +48,17 @@ def read(
 
 
 def read_back(
-    lib: ctypes.CDLL, streams: Tensor, weights: Tensor, gain: Tensor | None, eps: float | None, dout: Tensor
+    lib: ctypes.CDLL,
+    streams: Tensor,
+    weights: Tensor,
+    gain: Tensor | None,
+    eps: float | None,
+    dout: Tensor,
+    alone: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of streams, weights (..., n) and gain."""
+    """Gradients of streams, weights (..., n) and gain. alone: in place of the streams' that of w X, (..., d)."""
     run = _Run(streams, eps=eps, weights=weights, gain=gain, dout=dout)
-    dx = run.like("dx", streams.shape)
+    dx = run.like("dbranch", dout.shape) if alone else run.like("dx", streams.shape)
     dweights = run.zeros("dweights", streams.shape[:-1])
     dgain = None if gain is None or eps is None else run.zeros("dgain", (run.threads, run.d))
     run(lib, _READ_BACK)
@@ -76,6 +83,24 @@ def write_back(
     dweights = run.zeros("dweights", streams.shape[:-1])
     run(lib, _WRITE_BACK)
     return dx, dmixing, dweights, dbranch
+
+
+def gather(
+    lib: ctypes.CDLL,
+    streams: Tensor,
+    part: Tensor,
+    given: Tensor | None,
+    weights: Tensor,
+    read: Tensor,
+    back: Tensor,
+) -> Tensor:
+    """part + D + w h + k X, like the streams: part float32, D like them, w (..., n), h (..., d), k (..., 1) float32."""
+    run = _Run(streams, weights=weights, branch=read, dout=given)
+    run.point("part", part, _FLOAT)
+    run.point("back", back, _FLOAT)
+    dx = run.like("dx", streams.shape)
+    run(lib, _GATHER)
+    return dx
 
 
 class _Run:

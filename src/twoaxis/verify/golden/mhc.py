@@ -16,6 +16,7 @@ from twoaxis.depth import build
 from twoaxis.depth.connection import Core
 from twoaxis.depth.mhc import MHC, MHCStream
 from twoaxis.ops import sinkhorn
+from twoaxis.ops.stream_take import Taken
 from twoaxis.types import Context, Reads
 from twoaxis.verify.golden.case import Case, NotRun
 from twoaxis.verify.golden.registry import golden
@@ -132,7 +133,7 @@ def _layer(case: Case) -> None:
     case.output("out.h_in", reads.x)
     case.output("out.X_next", connection.write(X, carry, case.leaf("in.o"), ctx))
     if case.has("out.comb"):
-        Q, H = carry
+        Q, H = (carry.write, carry.mixing) if isinstance(carry, Taken) else carry
         assert H is not None
         case.output("out.H_post", Q)
         case.output("out.comb", H.mT)
