@@ -1,6 +1,7 @@
 """Operators against their plain forms, torch's own kernels and the machine's copy limit.
 
-    python benchmarks/operators.py [--rounds 5] [--only limits depth known streams sums window full linear adamw]
+    python benchmarks/operators.py [--rounds 5] [--only limits depth known token_mix streams sums window full
+        linear adamw]
         [--tokens 2048 8192] [--dtype float32] [--threads 1 2] [--json FILE] [--table]
 
 In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up round does not
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 from gated_cases import gated
+from mix_cases import token_mixes
 from operator_cases import Run, cases
 from update_cases import updates
 
@@ -127,7 +129,9 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     of_updates = updates(dtype) if "adamw" in args.only else ()
     of_gates = gated(dtype) if "gated" in args.only else ()
-    for name, runs in itertools.chain(cases(args.only, args.tokens, dtype), of_gates, of_updates):
+    of_mixes = token_mixes(dtype) if "token_mix" in args.only else ()
+    chained = itertools.chain(cases(args.only, args.tokens, dtype), of_gates, of_mixes, of_updates)
+    for name, runs in chained:
         case: dict[str, object] = {"command": command, "rounds": args.rounds, "load": os.getloadavg()[0]}
         for threads in args.threads:
             label, clock = CLOCKS[threads]
