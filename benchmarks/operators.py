@@ -1,7 +1,7 @@
 """Operators against their plain forms, torch's own kernels and the machine's copy limit.
 
-    python benchmarks/operators.py [--rounds 5] [--only limits depth known token_mix streams sums window full
-        linear adamw]
+    python benchmarks/operators.py [--rounds 5] [--only limits depth known token_mix gated streams sums window
+        full linear adamw]
         [--tokens 2048 8192] [--dtype float32] [--threads 1 2] [--json FILE] [--table]
 
 In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up round does not

@@ -26,15 +26,12 @@ AT_ONCE = 4  # sources
 @dataclass(eq=False)
 class TokenMixed(Owed):
     """What a mix leaves: its weights (N, O, n) in the dtype of sums, g_o = dL/dh_o (N, d) by o, where there is one, and
-    its sources. at: where a g_o is and its weights begin, for kernels."""
+    its sources. at: where each g_o is and its weights begin, once a kernel has asked."""
 
     weights: Tensor
     grads: dict[int, Tensor]
     sources: tuple[Source, ...]
     at: list[tuple[int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.at = native.addresses(self.weights, self.grads) if self.weights.is_cpu else []
 
     @classmethod
     def gather(cls, x: Tensor, left: Sequence[tuple[TokenMixed, int]]) -> list[Tensor]:

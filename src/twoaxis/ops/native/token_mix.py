@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,15 +52,6 @@ def back(
     return dweights, drows
 
 
-def addresses(weights: Tensor, grads: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-    """Of gradients (N, d) by o, contiguous, and of where their weights begin in those of all, (N, O, n)."""
-    first, size = (
-        address(weights, weights.dtype, weights.shape) or 0,
-        weights.element_size() * weights.shape[-1],
-    )
-    return [(address(g, g.dtype, g.shape) or 0, first + size * o) for o, g in grads.items()]
-
-
 def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[TokenMixed, int]], many: int) -> list[Tensor]:
     """As `ops.token_pull.gathered`, of a float32 or bfloat16 source x (N, d) and of those before it: `many` in all."""
     (N, d), dtype = x.shape, x.dtype
@@ -68,6 +59,7 @@ def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[TokenMixed, int]]
         fits = mix.weights.dtype == _FLOAT and len(mix.weights) == N and many - 1 <= i < mix.weights.shape[-1]
         if not fits or any(g.shape != x.shape or g.dtype != dtype for g in mix.grads.values()):
             raise TypeError("a kernel sums up gradients of one dtype and shape by float32 weights")
+        mix.at = mix.at or _addresses(mix)
     grads, weights = zip(*((g, w + 4 * i) for mix, i in left for g, w in mix.at))
     strides = [mix.weights.shape[1:].numel() for mix, _ in left for _ in mix.at]
     made, n = [torch.empty(N, d, dtype=dtype) for _ in range(many)], len(grads)
@@ -78,6 +70,13 @@ def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[TokenMixed, int]]
     call.strides, call.sums = ctypes.addressof(between), ctypes.addressof(into)
     checked(lib.token_mix(ctypes.byref(call), int(dtype == torch.bfloat16)))
     return made
+
+
+def _addresses(mix: TokenMixed) -> list[tuple[int, int]]:
+    """Where each gradient is, and where its weights begin in those of all, (N, O, n)."""
+    weights, size = mix.weights, 4 * mix.weights.shape[-1]
+    first = address(weights, _FLOAT, weights.shape) or 0
+    return [(address(g, g.dtype, g.shape) or 0, first + size * o) for o, g in mix.grads.items()]
 
 
 def _call(weights: Tensor, rows: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[_Call, object]:
