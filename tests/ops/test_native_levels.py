@@ -90,7 +90,7 @@ TESTS = sorted(
 
 @pytest.mark.full
 @needs_kernel("gates_step")
-@pytest.mark.parametrize("file", [*TESTS, "test_pulled.py"])
+@pytest.mark.parametrize("file", [*TESTS, "test_pulled.py", "test_stream_take.py"])
 @pytest.mark.parametrize("kind", ["vectors of 16", *levels.available()[1:]])
 def test_the_tests_of_kernels_built_for_others(kind, file):
     """Every kernel's own tests, by a fresh process whose kernels are all of that kind."""
