@@ -4,10 +4,40 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
+
+
+class _Pass:
+    """Notes of one backward pass. Autograd holds it as a callback of that pass, so that it ends with it, finished or
+    interrupted; passes inside of others (a hook runs one) and in other threads have notes of their own."""
+
+    def __init__(self) -> None:
+        self.notes: dict[object, Any] = {}
+
+    def __call__(self) -> None:
+        """At the end of the pass."""
+        self.notes.clear()
+
+
+_passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
+_outside = _Pass()  # for those who sum up by themselves
+
+
+def notes() -> dict[object, Any]:
+    """What was noted in the present backward pass, by who notes it."""
+    number = torch._C._current_graph_task_id()
+    if number < 0:
+        return _outside.notes
+    found = _passes.get(number)
+    if found is None:
+        found = _passes[number] = _Pass()
+        Variable._execution_engine.queue_callback(found)
+    return found.notes
 
 
 class Owed(ABC):
@@ -27,17 +57,17 @@ class Sums:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.total: tuple[int, Tensor, set[int]] | None = None  # the pass, the sums, rows that were added to
 
     def add(self, rows: list[int], d: Tensor) -> None:
         """Add d (S, ...) to those S rows."""
-        now = torch._C._current_graph_task_id()
-        if self.total is None or self.total[0] != now:
-            self.total = now, d.new_zeros(self.size, *d.shape[1:]), set()
-        self.total[1].index_add_(0, torch.tensor(rows, device=d.device), d)
-        self.total[2].update(rows)
+        here = notes()
+        if self not in here:
+            here[self] = d.new_zeros(self.size, *d.shape[1:]), set()
+        total, added = here[self]
+        total.index_add_(0, torch.tensor(rows, device=d.device), d)
+        added.update(rows)
 
     def take(self) -> tuple[Tensor, set[int]] | None:
         """What was added in the present pass, and to which rows."""
-        total, self.total = self.total, None
-        return total[1:] if total is not None and total[0] == torch._C._current_graph_task_id() else None
+        found: tuple[Tensor, set[int]] | None = notes().pop(self, None)
+        return found

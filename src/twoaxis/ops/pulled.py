@@ -13,8 +13,8 @@ S gradients read, one written, in a fixed order. Other operators leave other wor
 (`owed.Owed`) that knows how to gather its part.
 
 A pass through a part of the network pulls from those reads that it ran; a second one (`retain_graph`) runs the reads
-and pulls again. What a pass noted and nobody pulled is told from the next by autograd's number of the pass, and
-dropped.
+and pulls again. Passes may be inside of one another or run in several threads: each has notes of its own, and what
+nobody pulled goes with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .first_order import first_order
 from .known_read import Known
 from .known_sums import Seen
 from .native import depth_pull
-from .owed import Owed, Sums
+from .owed import Owed, Sums, notes
 from .precision import compute_dtype, full_precision, token_chunks
 
 
@@ -54,27 +54,22 @@ class Left(Owed):
         return [gathered(x, left) if library is None else depth_pull.gathered(library, x, left)]
 
 
-@dataclass(eq=False)
 class Source:
-    """One source of the loop. left: (the pass, what a read left, its number among that read's sources)."""
-
-    left: list[tuple[int, Owed, int]] = field(default_factory=list)
+    """One source of the loop. What reads left to it, and its number among their sources, is noted by the pass."""
 
     def take(self) -> list[tuple[Owed, int]]:
         """What the reads of the present pass left, in the order of the forward pass."""
-        now, left, self.left = torch._C._current_graph_task_id(), self.left, []
-        return [(read, i) for number, read, i in reversed(left) if number == now]
+        left: list[tuple[Owed, int]] = notes().pop(self, [])
+        return left[::-1]
 
     def of(self, kind: type[Owed]) -> list[tuple[Owed, int]]:
         """Those of one kind, which it keeps."""
-        now = torch._C._current_graph_task_id()
-        return [(x, i) for number, x, i in reversed(self.left) if number == now and type(x) is kind]
+        return [x for x in reversed(notes().get(self, [])) if type(x[0]) is kind]
 
     def exchange(self, kind: type[Owed], for_: Owed) -> None:
         """Those of one kind are done, and this is what came of it."""
-        now = torch._C._current_graph_task_id()
-        self.left = [x for x in self.left if x[0] != now or type(x[1]) is not kind]
-        self.left.append((now, for_, 0))
+        left = notes()
+        left[self] = [*(x for x in left[self] if type(x[0]) is not kind), (for_, 0)]
 
 
 @dataclass(eq=False)
@@ -85,9 +80,9 @@ class Pull:
 
     def leave(self, left: Owed) -> None:
         """Called by the read's backward."""
-        now = torch._C._current_graph_task_id()
+        here = notes()
         for i, source in enumerate(self.sources):
-            source.left.append((now, left, i))
+            here.setdefault(source, []).append((left, i))
 
 
 @dataclass(eq=False)
