@@ -62,15 +62,16 @@ class _TokenMix(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weights, *(sources if rows is None else rows))
         xs = _rows(sources) if rows is None else rows
-        run = sums if library is None else partial(native.sums, library)
-        return tuple(h.view(sources[0].shape) for h in run(_flat(weights, xs), xs))
+        flat = _flat(weights, xs)
+        made = sums(flat, xs) if library is None else native.sums(library, flat.contiguous(), xs)
+        return tuple(h.view(sources[0].shape) for h in made)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         weights, *sources = ctx.saved_tensors  # once: a checkpoint unpacks it once
         alone, xs = ctx.pull is None, _rows(sources)
-        w, needed = _flat(weights, xs), [alone and want for want in ctx.needs_input_grad[4:]]
+        w, needed = _flat(weights, xs).contiguous(), [alone and want for want in ctx.needs_input_grad[4:]]
         dtype = mix_sums.source_dtype(xs)
         gs = [None if g is None else g.reshape(xs[0].shape).to(dtype).contiguous() for g in grads]
         if all(g is None for g in gs):
@@ -119,5 +120,5 @@ def _rows(sources: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _flat(weights: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """(N, O, n), contiguous, in the dtype of sums."""
-    return weights.reshape(-1, *weights.shape[-2:]).to(compute_dtype(*rows)).contiguous()
+    """(N, O, n) in the dtype of sums."""
+    return weights.reshape(-1, *weights.shape[-2:]).to(compute_dtype(*rows))

@@ -84,11 +84,11 @@ class TokenRead:
         """(n, c, H) -> n tensors that scale a split source."""
         return (x if self.o.heads == 1 else x[..., None]).unbind(0)
 
-    def dot(self, x: Tensor, w: Tensor) -> Tensor:
-        """<x, w> per head: (c, d) and (1 or c, d) -> (c, H)."""
-        if self.o.heads > 1:
-            return self.split(x * w).sum(-1)
-        return x @ w.mT if len(w) == 1 else (x * w).sum(-1, keepdim=True)
+    def dot(self, x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
+        """<x, w> per head: (c, d) and (1 or c, d) -> (c, H), in `out` if that is given."""
+        if self.o.heads == 1 and len(w) == 1:
+            return torch.mm(x, w.mT, out=out)
+        return torch.sum((x * w).view(len(x), self.o.heads, -1), -1, out=out)
 
     def score(self, xs: list[Tensor], t: slice, dots: Tensor, norms: Tensor) -> None:
         """Fill in <w, v_i>, (n, N, H), and r_i, (n, N, 1): both while the source is in the cache."""
@@ -96,7 +96,7 @@ class TokenRead:
         lengths = norms[:, t] if self.o.eps is not None else norms.expand(len(xs), -1, -1)
         for x, dot, length in zip(xs, dots[:, t].unbind(0), lengths.unbind(0)):
             x = x.to(self.dtype)
-            dot.copy_(self.dot(x, w))
+            self.dot(x, w, dot)
             if self.o.eps is not None:
                 torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=length)
         if self.o.eps is not None:

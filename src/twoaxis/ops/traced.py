@@ -73,9 +73,9 @@ def depth_read(
 
 def _read_launches(n: int, static: bool, normed: bool, gain: bool, output_norm: bool, biased: bool) -> int:
     """Kernels of a plain read of n sources: scores (a product each, or two steps), norms, weights, the mix."""
-    scores = n * (1 if static else 2) + 2 + gain
-    norms = 1 + (n + 6) * normed
-    return scores + norms + 3 + 4 * biased + n + 1 + 6 * output_norm
+    scores = n * (1 if static else 2) + gain
+    norms = 1 + (n + 4) * normed
+    return scores + norms + 3 + 4 * biased + n + 7 * output_norm
 
 
 def native_source(x: Array, first: Array) -> bool:
