@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,9 +22,14 @@ Case = tuple[str, dict[str, Run]]  # what is computed, and by whom; the first on
 
 
 def both(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
-    """Forward and backward, all gradients."""
+    """Forward and backward, all gradients, both by the backend that `f` names."""
     cotangent = torch.randn_like(f(*inputs))
-    return lambda: torch.autograd.grad(f(*inputs), inputs, cotangent)
+
+    def run() -> None:
+        with choice.requesting(f.backend if isinstance(f, By) else choice.requested()):
+            torch.autograd.grad(f(*inputs), inputs, cotangent)
+
+    return run
 
 
 def forward(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
@@ -34,16 +40,20 @@ def forward(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
     return run
 
 
-def by(backend: str, f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(*inputs: Tensor) -> Tensor:
-        with choice.requesting(backend):
-            return f(*inputs)
+@dataclass(frozen=True)
+class By:
+    """A function under a backend."""
 
-    return run
+    backend: str
+    f: Callable[..., Tensor]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        with choice.requesting(self.backend):
+            return self.f(*inputs)
 
 
 def two(f: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
-    return {"native": by("native", f), "plain": by("plain", f)}
+    return {"native": By("native", f), "plain": By("plain", f)}
 
 
 def installed(name: str) -> bool:
