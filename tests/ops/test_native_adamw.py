@@ -81,6 +81,17 @@ def test_fifty_updates_are_torchs():
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("beta1", [0.0, 0.25, 0.75])
+def test_a_short_memory_forgets_large_moments(beta1):
+    """With beta1 = 0 the first moment is the gradient, whatever it was before."""
+    part = part_of((37,), half=False, step=2, exp_avg=numbers((37,), 1, 1e6))
+    exact = beta1 * part.exp_avg.double() + (1 - beta1) * part.grad.double()
+    library = adamw.library([part.weight])
+    assert library is not None
+    assert adamw.update(library, [part], (beta1, 0.9), EPS, 1.0)
+    torch.testing.assert_close(part.exp_avg.double(), exact, rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("size", [1, 40])
 def test_what_is_no_number_goes_where_torch_puts_it(size):
     """Into the same places; and a NaN is rounded to a NaN."""

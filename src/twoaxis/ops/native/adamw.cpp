@@ -1,6 +1,6 @@
 // AdamW of all parameters in one pass, and the sum of their gradients' squares before it: see ops/native/adamw.py.
 //
-//   g' = scale g,  m' = m + (1 - b1) (g' - m),  v' = b2 v + (1 - b2) g'^2
+//   g' = scale g,  m' = m + (1 - b1) (g' - m), from g' where that is nearer,  v' = b2 v + (1 - b2) g'^2
 //   w' = (1 - lr decay) w - lr / (1 - b1^t) m' / (sqrt(v' / (1 - b2^t)) + eps)
 //
 // The memory sees gradient, weight and moments once; with bfloat16 gradients and a rounded copy of the weight that is
@@ -74,10 +74,12 @@ static void update(const Call& c, const Part& p, int64_t from, int n) {
   float *weight = p.weight + from, *m = p.m + from, *v = p.v + from;
   bf16* rounded = p.rounded ? p.rounded + from : nullptr;
   const vf scale = all(c.scale), b2 = all(c.b2), one_b1 = all(c.one_b1), one_b2 = all(c.one_b2), eps = all(c.eps);
+  const vf b1 = 1.0f - one_b1;
+  const bool from_g = c.one_b1 >= 0.5f;  // else a large m would leave its own rounding in a sum that is mostly g
   const vf shrink = all(p.shrink), step = all(p.step), bias = all(p.root);
   auto some = STEP {
     vf g = load(grad + j, rest) * scale, w = load(weight + j, rest), a = load(m + j, rest);
-    a += one_b1 * (g - a);
+    a = from_g ? g - b1 * (g - a) : a + one_b1 * (g - a);
     vf s = ROUNDED(load(v + j, rest) * b2) + one_b2 * g * g;
     w = ROUNDED(w * shrink) + step * a / (root(s) / bias + eps);
     store(m + j, a, rest), store(v + j, s, rest), store(weight + j, w, rest);
