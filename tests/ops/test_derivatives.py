@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from twoaxis.ops import add_rms_norm, choice, rms_norm, rotate, swiglu, token_loss
+from twoaxis.ops import (
+    add_rms_norm,
+    choice,
+    hyper_gates,
+    mix,
+    rms_norm,
+    rotate,
+    swiglu,
+    token_loss,
+    token_mix,
+)
 
 pytestmark = pytest.mark.skipif(choice.library("rms_norm") is None, reason="no kernels here")
 ANGLES = torch.linspace(0, 3, 6).view(3, 1, 2)
@@ -45,6 +55,23 @@ def test_many_gradients_at_once(both):
         return [x for x in found if x is not None]
 
     both(make)
+
+
+FIRST = {  # shapes, and operators whose kernels have first-order gradients alone
+    "token mix": ([(3, 2, 1), (3, 5)], lambda w, x: token_mix((x,), w)[1]),
+    "mix": ([(1,), (3, 5)], lambda w, x: mix((x,), w)),
+    "gates": ([(3, 2, 4), (2, 4), (1,), (1,)], lambda *x: hyper_gates(*x)[0]),
+}
+
+
+@pytest.mark.parametrize(("shapes", "f"), FIRST.values(), ids=FIRST)
+def test_many_gradients_at_once_where_there_are_none(shapes, f):
+    """They are refused in words, not by an address that is missing."""
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    out = f(*inputs)
+    many = torch.randn(2, *out.shape)
+    with pytest.raises(RuntimeError, match=r"many gradients at once.*twoaxis\.ops\.reference"):
+        torch.autograd.grad(out, inputs, many, is_grads_batched=True, allow_unused=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
