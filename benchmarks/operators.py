@@ -39,6 +39,8 @@ KEEP = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
 }
+USUAL = ["limits", "depth", "streams", "sums", "window", "full"]
+KINDS = [*USUAL, "known", "token_mix", "gated", "linear", "adamw"]
 CLOCKS = {1: ("CPU time, one thread", time.process_time), 2: ("wall time, two threads", time.perf_counter)}
 
 
@@ -75,7 +77,8 @@ def table(report: dict[str, Any]) -> str:
             first = next(iter(rows), None)
             others = [_over(who, row, f"over {first}") for who, row in rows.items() if who != first]
             cells += [str(rows[first]["ms"]) if first else "", ", ".join(others)]
-        lines.append("| " + " | ".join([*cells, f"{case['load']:.0f}"]) + " |")
+        load = f"{case['load']:.0f}" if "load" in case else ""
+        lines.append("| " + " | ".join([*cells, load]) + " |")
     return "\n".join(lines)
 
 
@@ -101,7 +104,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=["limits", "depth", "streams", "sums", "window", "full"])
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=USUAL)
     parser.add_argument(
         "--tokens", type=int, nargs="+", default=[2048, 8192], help="lengths of the window's rows"
     )
@@ -111,6 +114,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the file of --json as Markdown")
     args = parser.parse_args()
     if args.table:
+        if args.json is None or not args.json.is_file():
+            parser.error("--table prints the file that --json names: name one that is there")
         print(table(json.loads(args.json.read_text())))
         return
     wanted = KEEP | {"OMP_NUM_THREADS": str(max(args.threads))}

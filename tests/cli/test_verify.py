@@ -215,13 +215,26 @@ def test_backends_table_and_json_agree(capsys):
     }
 
 
+def test_backends_are_shown_as_they_are_measured(capsys, monkeypatch):
+    """Kernels may have to be built first: nobody looks at an empty screen meanwhile."""
+
+    def rows():
+        yield backends.BackendRow("mix", "plain", "float32", 1e-7, 1e-5)
+        assert capsys.readouterr().out.splitlines()[-1].endswith("mix                 plain    float32")
+        yield backends.BackendRow("mix", "native", "float32", 1.0, 1e-5)
+
+    monkeypatch.setattr(backends, "backends", rows)
+    code, out, _ = twoaxis(capsys, "--backends")
+    assert (code, out.splitlines()[-1]) == (1, "1 of 2 FAILED")
+
+
 @pytest.mark.parametrize("requested", ["auto", "native"])
 def test_a_backend_that_is_not_here_fails_only_if_asked_for(capsys, monkeypatch, requested):
     monkeypatch.setattr(choice, "_found", dict.fromkeys(KERNELS, "no compiler"))
     monkeypatch.setattr(choice, "_noted", set())
     monkeypatch.setenv("TWOAXIS_BACKEND", "plain")
     with choice.requesting(requested):
-        rows = backends.backends()
+        rows = list(backends.backends())
         missing = [row for row in rows if row.missing]
         assert {row.backend for row in missing} == {"native"}
         assert [row.passed for row in missing] == [requested == "auto"] * len(missing)

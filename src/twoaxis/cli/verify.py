@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from twoaxis.cli.options import check_seed
 from twoaxis.errors import InputError
 
 if TYPE_CHECKING:
+    from twoaxis.verify.backends import BackendRow
     from twoaxis.verify.golden import Result
     from twoaxis.verify.setting import Row
 
@@ -99,29 +101,37 @@ def backends(args: Args) -> int:
 
     if args.device != "cpu" or args.dtype != "float64":
         raise InputError("--backends runs on the CPU in every dtype; leave out --device and --dtype")
-    requested, level, here, rows = choice.requested(), levels.level(), levels.available(), rows_of()
-    failed = sum(not row.passed for row in rows)
+    requested, level, here = choice.requested(), levels.level(), levels.available()
     if args.json:
+        rows = list(rows_of())
+        failed = sum(not row.passed for row in rows)
         listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
         used = [asdict(use) for use in uses()]
         settled = {"requested": requested, "level": level, "levels": here, "attention": attention_by()}
         _print_json({**settled, "failed": failed, "rows": listed, "used": used})
         return 1 if failed else 0
-    lines = [f"{'':8}  {'error / bound':>15}  operator            backend  dtype"]
-    for row in rows:
-        verdict = "FAILED" if not row.passed else "pass" if row.error is not None else "not here"
-        reason = f": {row.missing}" if row.missing else ""
-        ratio = _ratio(row.error, row.bound)
-        lines.append(f"{verdict:8}  {ratio:>15}  {row.operator:18}  {row.backend:7}  {row.dtype}{reason}")
-    lines.append(
-        f"kernels are built for {level}, of {', '.join(here)} that this processor has (TWOAXIS_NATIVE)"
-    )
+    rows = _show_backends(rows_of())
+    failed = sum(not row.passed for row in rows)
+    lines = [f"kernels are built for {level}, of {', '.join(here)} that this processor has (TWOAXIS_NATIVE)"]
     lines.append(f"attention in bfloat16 is computed by {attention_by()}")
     lines.append(f"used for what, with TWOAXIS_BACKEND={requested}:")
     lines += [f"  {use.operator:18}  {use.backend:8}  {use.call}" for use in uses()]
     lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")
     _print_lines(lines)
     return 1 if failed else 0
+
+
+def _show_backends(rows: Iterable[BackendRow]) -> list[BackendRow]:
+    """Each row as soon as it is measured: kernels that were never built take a second or more each."""
+    _print_lines([f"{'':8}  {'error / bound':>15}  operator            backend  dtype"])
+    shown = []
+    for row in rows:
+        verdict = "FAILED" if not row.passed else "pass" if row.error is not None else "not here"
+        reason = f": {row.missing}" if row.missing else ""
+        ratio = _ratio(row.error, row.bound)
+        _print_lines([f"{verdict:8}  {ratio:>15}  {row.operator:18}  {row.backend:7}  {row.dtype}{reason}"])
+        shown.append(row)
+    return shown
 
 
 def _show_rows(rows: list[Row], args: Args, reason: str) -> None:

@@ -42,10 +42,13 @@ class BackendRow:
         return self.error <= self.bound
 
 
-def backends() -> list[BackendRow]:
-    """All rows. Sizes are odd, layouts are those of a model, and every gradient is compared."""
-    rows = [row for one in operators() for row in of_operator(one)]
-    return [*rows, *_attentions(), *_steps(), *_updates()]
+def backends() -> Iterator[BackendRow]:
+    """All rows, as they are measured. Sizes are odd, layouts are those of a model, and every gradient is compared."""
+    for one in operators():
+        yield from of_operator(one)
+    yield from _attentions()
+    yield from _steps()
+    yield from _updates()
 
 
 def of_operator(one: Operator) -> Iterator[BackendRow]:

@@ -70,10 +70,12 @@ def _attention_uses() -> Iterator[Use]:
 
 @torch.no_grad()
 def _step_uses() -> Iterator[Use]:
+    threads = torch.get_num_threads()
     for step in steps():
-        takes = torch.get_num_threads() == 1 or not step.one_thread
+        takes = threads == 1 or not step.one_thread
         native = takes and choice.step_kernel(step.kernel) is not None
-        yield Use(step.operator, "float32, decoding", "native" if native else "plain")
+        call = "float32, decoding" if takes else f"float32, decoding with {threads} threads"
+        yield Use(step.operator, call, "native" if native else "plain")
 
 
 def _short(dtype: torch.dtype) -> str:
