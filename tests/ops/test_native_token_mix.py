@@ -79,3 +79,14 @@ def test_the_operator_takes_it(dtype, counting, monkeypatch):
         for one, other in zip(found, exact, strict=True):
             assert error(one, other) <= bound(one.dtype)
     assert library.calls == ["token_mix", "token_mix_back"] * 2
+
+
+@needs_kernel("token_mix")
+def test_a_sum_without_a_gradient_of_sources_in_another_layout():
+    torch.manual_seed(0)
+    x, w = torch.randn(6, 5, 1).transpose(0, 2).requires_grad_(), torch.randn(1, 5, 2, 1, requires_grad=True)
+    found, exact = (
+        torch.autograd.grad(f((x,), w)[1].square().sum(), (x, w)) for f in (token_mix, reference.token_mix)
+    )
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other)

@@ -76,7 +76,7 @@ class _TokenMix(torch.autograd.Function):
         gs = [None if g is None else g.reshape(xs[0].shape).to(dtype).contiguous() for g in grads]
         if all(g is None for g in gs):
             return (None,) * len(ctx.needs_input_grad)
-        every = [torch.zeros_like(xs[0], dtype=dtype) if g is None else g for g in gs]
+        every = [xs[0].new_zeros(xs[0].shape, dtype=dtype) if g is None else g for g in gs]
         run = back if ctx.library is None else partial(native.back, ctx.library)
         dw, dxs = run(w, xs, every, needed if alone else [False] * len(xs))
         if not alone:
