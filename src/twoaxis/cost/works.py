@@ -81,11 +81,22 @@ def _forward(kernel: Kernel) -> Work:
 
 def _backward(t: Tape) -> list[Work]:
     """Autograd: a kernel reads its result's gradient and what it kept and writes a gradient for each input that
-    has one; an addition passes its gradient on; the second and later gradients of an array are added to it."""
-    found, reached = [], set[Array]()
+    has one; an addition passes its gradient on; the second and later gradients of an array are added to it. Sources
+    that gather theirs write it once and read themselves and the gradients of what saw them."""
+    found, reached, gathered = [], set[Array](), set[Array]()
     for kernel in reversed(t.kernels):
         inputs = [x for x in kernel.inputs if not x.constant]
         launches, moved = _differentiated(kernel, inputs)
+        if kernel.gathers:
+            sources = [x for x in inputs if x.numbers == kernel.outputs[0].numbers]
+            others = [x for x in inputs if x not in sources]
+            fresh = [x for x in sources if x not in gathered]
+            gathered.update(fresh)
+            grads = sum(x.grad_nbytes for x in kernel.outputs)
+            kept = [x for x in kernel.keep if kernel.looks or x not in sources]
+            moved = grads + _bytes(kept) + _gradients(others) + int(kernel.gathers * len(sources) * grads)
+            launches, moved = launches + len(fresh), moved + 2 * _gradients(fresh)
+            inputs = [*others, *fresh]
         for x in inputs:
             if x in reached:
                 launches, moved = launches + 1, moved + 3 * x.grad_nbytes

@@ -38,7 +38,8 @@ class AttnResTrace(Trace):
             )
         keys = [x.view(rank) for x in sources]
         weights = traced.depth_read(t, query, keys, normed=True, weights_only=True, gain=cfg.key_gain)
-        return t.norm(traced.mix(t, sources, [weights], by_token=True))
+        (mixed,) = traced.token_mix(t, sources, weights)
+        return t.norm(mixed)
 
     def read(self, state: Any, block: int, index: int) -> tuple[Any, None]:
         return Reads(self.mixture(state)), None  # type: ignore[arg-type]

@@ -193,7 +193,7 @@ class DenseFormerTrace(Trace):
         sources, mixed = state["sources"], self.cfg.mixed(block + 1)
         outputs = sources.push(x, block + 1)
         if mixed:
-            x = traced.mix(self.t, [*sources.keep(mixed.__contains__).sources, x])
+            x = traced.mix(self.t, [*sources.keep(mixed.__contains__).sources, x], known=True)
         return {
             "stream": x,
             "sources": outputs.keep(self.cfg.kept(block + 1, self.layout.n_blocks).__contains__),

@@ -212,7 +212,8 @@ class DepthAttentionTrace(Trace):
         query = t.run("mean", (), t.array(key, rows[-1].itemsize))
         keys = [per_head(row.view(key), heads) for row in rows]
         weights = traced.depth_read(t, query, keys, normed=False, weights_only=True)
-        return traced.mix(t, [row.view(value) for row in rows], [weights], by_token=True)
+        (mixed,) = traced.token_mix(t, [row.view(value) for row in rows], weights)
+        return mixed
 
     def close(self, state: State) -> Array:
         return super().close(state["stream"])

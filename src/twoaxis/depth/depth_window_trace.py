@@ -45,7 +45,7 @@ class DepthWindowTrace(StatesTrace):
             rows = [Array(k.numbers, width, k.itemsize, k) for k in keys]
             stacked = self.stacked(logits, cfg.heads)
             weights = traced.depth_read(t, query, rows, normed=False, weights_only=True, keep=stacked)
-            return [traced.mix(t, seen, [weights.view(n)], by_token=True) for _ in range(cfg.heads)]
+            return traced.token_mix(t, seen, weights, cfg.heads)
         absorbed = [t.linear(q.view(width), d) for _ in range(cfg.heads)]
         return [
             traced.depth_read(t, query, seen, normed=False, keep=self.biases(n, logits)) for query in absorbed

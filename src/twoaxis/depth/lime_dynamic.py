@@ -113,7 +113,7 @@ class DynamicTrace(Trace):
             scores = t.linear(t.norm(t.cast(x, t.wide)), views * (s + 1), bias=True)
             weights = t.map(self.cfg.gate, scores, keep="output")
             seen = [*state["sources"].sources, x]
-            inputs = [traced.mix(t, seen, [weights.view(s + 1)], by_token=True) for _ in range(views)]
+            inputs = traced.token_mix(t, seen, weights, views)
         return Reads(*[t.norm(u) for u in inputs]), sources  # type: ignore[arg-type]
 
     def write(self, state: State, carry: History, y: Array, block: int, index: int) -> State:

@@ -181,12 +181,12 @@ def dense_mix_trace(t: Tape, cfg: MUDDConfig, state: Any, ways: int, last: bool 
     """A `DenseMix` in sizes alone."""
     sources = state["sources"].sources
     newest, n = state.get("stream", sources[-1]), len(sources)
-    weights: list[Array] = []
     if cfg.dynamic:
         h = t.norm(t.cast(newest, t.wide), gain=cfg.pre_post_form == "code")
         h = t.map("gelu", t.linear(h, cfg.hidden(n, ways, last)))
-        weights = [t.add(t.linear(h, ways * n), t.weight(ways * n))]
-    mixed = [traced.mix(t, sources, [w.view(n) for w in weights], cfg.dynamic) for _ in range(ways)]
+        mixed = traced.token_mix(t, sources, t.add(t.linear(h, ways * n), t.weight(ways * n)), ways)
+    else:
+        mixed = [traced.mix(t, sources) for _ in range(ways)]
     if not cfg.pre_post_norm:
         return mixed
     normed = [cfg.pre_post_form == "paper" or c == ways - 1 for c in range(ways)]

@@ -71,6 +71,7 @@ def static_mix_trace(t: Tape, sources: Sequence[Array], normalize: str) -> Array
     if not n_weights(len(sources), normalize):
         return sources[0]
     if normalize == "none":
-        return traced.mix(t, sources)
+        return traced.mix(t, sources, known=True)
     shares = t.table(len(sources))
-    return traced.mix(t, sources, [t.run("softmax", (t.weight(len(sources)),), shares, keep=(shares,))])
+    shares = t.run("softmax", (t.weight(len(sources)),), shares, keep=(shares,))
+    return traced.mix(t, sources, [shares], known=True)

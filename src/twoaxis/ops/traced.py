@@ -15,17 +15,35 @@ from twoaxis.ops.native.delta_rewrite import CHANNELS
 from twoaxis.tape import Array, Tape
 
 
-def mix(t: Tape, sources: Sequence[Array], weights: Sequence[Array] = (), by_token: bool = False) -> Array:
+def mix(t: Tape, sources: Sequence[Array], weights: Sequence[Array] = (), known: bool = False) -> Array:
     """sum_j w_j x_j: 2 n d per token; sources and weights are kept. weights: those that are no parameters.
 
-    by_token: the reader makes them, so that nothing can be summed before it.
+    known: the loop over all layers knows them before it opens (`ops.known_mix`).
     """
     made = t.like(sources[0])
     count = sum(2 * x.numbers for x in sources)
     n, fixed = len(sources), bool(weights) and all(w.constant for w in weights)
     keep = (*sources, *weights)
-    name, moved = "mix" if by_token else "static mix", (3 * n - 1) * made.nbytes
-    return t.run(name, keep, made, keep=keep, flops=count, launches=n, moved=moved, back=2 - fixed)
+    about: dict[str, Any] = {"launches": n, "moved": (3 * n - 1) * made.nbytes}
+    if _by_kernel(t, sources):
+        about = {"native": True, "back_launches": 2, "gathers": float(known)}
+    return t.run("static mix", keep, made, keep=keep, flops=count, back=2 - fixed, **about)
+
+
+def token_mix(t: Tape, sources: Sequence[Array], weights: Array, sums: int = 1) -> list[Array]:
+    """`sums` of the sources by weights of each token: the reader makes them, so nothing can be summed before it."""
+    n, made = len(sources), [t.like(sources[0]) for _ in range(sums)]
+    count = sum(2 * x.numbers for x in sources)
+    if _by_kernel(t, sources):
+        keep = (*sources, weights)
+        gathers = 1.0 if sources[0].itemsize < 4 else 0.25  # four sources at once
+        about: dict[str, Any] = {"native": True, "back_launches": 2, "gathers": gathers, "looks": True}
+        t.run("mix", keep, *made, keep=keep, flops=sums * count, **about)
+        return made
+    for one in made:
+        keep = (*sources, weights.view(n))
+        t.run("mix", keep, one, keep=keep, flops=count, launches=n, moved=(3 * n - 1) * one.nbytes)
+    return made
 
 
 def depth_read(
@@ -55,7 +73,7 @@ def depth_read(
     if native:
         maps = [dots, norms] if normed else [dots]
         moved = sum(x.nbytes for x in (query, *sources, out, *maps))
-        about = {"launches": 1 + gain, "back_launches": 9, "moved": moved}  # the gain; sums over threads
+        about = {"launches": 1 + gain, "back_launches": 9, "moved": moved, "gathers": 1.0, "looks": True}
         kept = (query, *maps, *keep, *sources)
         return t.run("depth_read", (query, *sources), out, keep=kept, flops=flops, native=True, **about)
     static = query.parameter and heads == 1
@@ -78,6 +96,10 @@ def _read_launches(n: int, static: bool, normed: bool, gain: bool, output_norm: 
     return scores + norms + 3 + 4 * biased + n + 7 * output_norm
 
 
+def _by_kernel(t: Tape, sources: Sequence[Array]) -> bool:
+    return t.backend == "native" and not t.decoding and all(native_source(x, sources[0]) for x in sources)
+
+
 def native_source(x: Array, first: Array) -> bool:
     """Whether a kernel reads it: plain memory of float32 or bfloat16, all sources alike."""
     return x.held is None and x.itemsize == first.itemsize and x.itemsize in (2, 4)
@@ -92,8 +114,8 @@ def gated_mix(
     """
     made = [t.like(sources[0]) for _ in range(reads)]
     flops = 6 * reads * sum(x.numbers for x in sources)
-    if t.backend == "native" and not t.decoding and all(native_source(x, sources[0]) for x in sources):
-        about: dict[str, Any] = {"native": True, "back_launches": 3}  # sums over threads
+    if _by_kernel(t, sources):
+        about: dict[str, Any] = {"native": True, "back_launches": 3, "gathers": 1.0}
         t.run("gated_mix", (*sources, gate), *made, keep=(gate, *sources), flops=flops, **about)
         return made
     t.run(

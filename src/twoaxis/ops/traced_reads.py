@@ -27,7 +27,7 @@ def known_read(t: Tape, query: Array, sources: Sequence[Array], gain: bool) -> A
         about: dict[str, Any]
         launches, about = (
             4 + gain + scaling,
-            {"native": True, "back_launches": 9},
+            {"native": True, "back_launches": 9, "gathers": 1.0},
         )  # the gain is looked at for a 0
     else:
         launches, moved, about = 2 * n + 19 + gain + scaling, (4 * n + 5) * x.nbytes, {}

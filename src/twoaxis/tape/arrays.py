@@ -54,7 +54,9 @@ class Kernel:
     of what runs around the second. product: a matrix product or attention over tokens: it writes its result,
     while others between two of them could be one kernel. rebuilt: what it keeps only where blocks are recomputed and
     `ops.rebuilt` cannot make it again; looped: what it keeps only elsewhere. back: FLOPs backward over FLOPs forward.
-    piece: which of the pieces that a depth method calls of a core, all the tape's counted.
+    piece: which of the pieces that a depth method calls of a core, all the tape's counted. gathers: in the decoder's
+    loop its sources, inputs as large as its outputs, sum up their gradients once (`ops.pulled`), each reading so many
+    times the gradients of the outputs; 0: it writes them itself. looks: its own backward pass reads the sources too.
     """
 
     name: str
@@ -73,3 +75,5 @@ class Kernel:
     native: bool = False
     back_launches: int = 1
     piece: int = 0
+    gathers: float = 0.0
+    looks: bool = False
