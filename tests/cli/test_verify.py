@@ -208,6 +208,8 @@ def test_backends_table_and_json_agree(capsys):
         *((f"{name} step", "native") for name in STEPS),
     }
     assert all(row["missing"] or 0 < row["error"] <= row["bound"] for row in said["rows"])
+    checked = {row["operator"] for row in said["rows"]} - {"adamw"}
+    assert checked == {use["operator"] for use in said["used"]}
     assert {use["backend"] for use in said["used"] if use["call"].startswith("float64")} <= {
         "plain",
         "blocked",
@@ -240,7 +242,9 @@ def test_a_backend_that_is_not_here_fails_only_if_asked_for(capsys, monkeypatch,
         assert [row.passed for row in missing] == [requested == "auto"] * len(missing)
     code, out, _ = twoaxis(capsys, "--backends")
     assert code == 0
-    assert "not here" in out
+    here = len(rows) - len(missing)
+    assert out.splitlines()[-1] == f"all {here} pass; {len(missing)} are not here"
+    assert {row.missing for row in missing} == {"no compiler"}
 
 
 def test_a_wrong_backend_is_exit_code_1(capsys, monkeypatch):

@@ -1,14 +1,26 @@
-"""A fixture of the tests of native kernels, and flags for a whole run of them (see test_native_levels.py)."""
+"""Fixtures of the tests of operators, and flags for a whole run of them (see test_native_levels.py)."""
 
 import os
 
 import pytest
 from native_cases import Counting
 
-from twoaxis.ops import choice
+from twoaxis.ops import choice, rebuilt
 from twoaxis.ops.native import build
 
 build.FLAGS = (*build.FLAGS, *os.environ.get("KERNEL_FLAGS", "").split())
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """Runs something with operators that are differentiated by themselves, outside of any loop."""
+
+    def run(f):
+        with monkeypatch.context() as patch:
+            patch.setattr(rebuilt, "current", lambda: None)
+            return f()
+
+    return run
 
 
 @pytest.fixture

@@ -4,7 +4,15 @@ import pytest
 import torch
 from agreement import error
 from native_cases import needs_kernel
-from test_pulled import BOUNDS, USES, close, model, pushed
+from pull_cases import (
+    USES,
+    agree_after_an_interrupted_pass,
+    agree_in_a_step,
+    agree_with_hooks,
+    both,
+    close,
+    model,
+)
 
 from configurations import tokens
 from twoaxis.errors import InputError
@@ -13,7 +21,6 @@ from twoaxis.ops.known_gates import Gated, gained, gates_of
 from twoaxis.ops.native import gated_mix as native
 from twoaxis.ops.owed import Sums
 
-assert pushed
 METHODS = {  # known reads of three blocks
     "dca": 4,
     "dca(k=1)": 4,
@@ -63,14 +70,7 @@ def network(known=4, n=4, lead=(3, 4), d=6, dtype=torch.float64, eps=0.01, gains
     return run
 
 
-def both(run, use, inputs):
-    found = []
-    for f in (gated_mix, reference.gated_mix):
-        given, sources, outs = run(f)
-        found.append([])
-        for loss in use(sources, outs):
-            found[-1] += torch.autograd.grad(loss, given[inputs], retain_graph=True, allow_unused=True)
-    return found
+PAIR = gated_mix, reference.gated_mix
 
 
 PARTS = pytest.mark.parametrize(
@@ -87,7 +87,7 @@ PARTS = pytest.mark.parametrize(
 )
 def test_any_backward_pass(use, known, eps, inputs, reads):
     """Partial, repeated and interrupted passes, expanded gradients, outputs without a gradient."""
-    close(*both(network(known, n=5 if known == 4 else 4, eps=eps), use, inputs), 1e-12)
+    close(*both(network(known, n=5 if known == 4 else 4, eps=eps), *PAIR, use, inputs), 1e-12)
     assert reads
     assert set(reads) <= {0, 2, 4, 6}
 
@@ -97,7 +97,7 @@ def test_extra_losses_on_sources(inputs, reads):
     def losses(sources, outs):
         return [sources[-1].sum() + sources[1].square().sum() + sources[3].exp().sum()]
 
-    close(*both(network(gains=False), losses, inputs), 1e-12)
+    close(*both(network(gains=False), *PAIR, losses, inputs), 1e-12)
     assert reads
 
 
@@ -113,30 +113,11 @@ def test_extra_losses_on_sources(inputs, reads):
 @pytest.mark.parametrize("depth", METHODS)
 def test_a_step(depth, dtype, backend, pushed, monkeypatch, reads):
     monkeypatch.setenv("TWOAXIS_BACKEND", backend)
-    m, x = model(depth, dtype), tokens(2, 7)
-    parameters = list(m.parameters())
-
-    def grads():
-        return torch.autograd.grad(m.loss(x, x), parameters)
-
-    found = grads()
-    assert len(reads) == METHODS[depth]
-    close(found, pushed(grads), BOUNDS[dtype])
-    assert len(reads) == METHODS[depth]
-    assert all(map(torch.equal, found, grads()))  # the order of sums is fixed
+    agree_in_a_step(depth, dtype, pushed, reads, METHODS[depth])
 
 
 def test_hooks_on_sources_and_their_gradients(reads):
-    run, found = network(), []
-    for f in (gated_mix, reference.gated_mix):
-        given, sources, outs = run(f)
-        sources[1].register_hook(lambda g: 3 * g)
-        outs[2].register_hook(lambda g: 2 * g)
-        sources[2].retain_grad()
-        (wanted,) = torch.autograd.grad(sources[-1].sum(), sources[3], retain_graph=True)
-        sources[-1].sum().backward()
-        found.append([wanted, sources[2].grad, *(x.grad for x in given)])
-    close(*found, 1e-12)
+    agree_with_hooks(network(), *PAIR)
     assert reads
 
 
@@ -157,12 +138,7 @@ def test_one_gate_for_two_reads_and_sources_seen_twice_or_in_another_order(reads
 
 def test_an_interrupted_pass_leaves_nothing_to_the_next():
     """The first pass asks for a source alone, so that the gates' node does not run."""
-    run, found = network(), []
-    for f in (gated_mix, reference.gated_mix):
-        given, sources, _ = run(f)
-        torch.autograd.grad(sources[-1].sum(), sources[2], retain_graph=True)
-        found.append(torch.autograd.grad(sources[-1].sum(), given))
-    close(*found, 1e-12)
+    agree_after_an_interrupted_pass(network(), *PAIR)
 
 
 def test_odd_layouts_and_no_tokens(reads):

@@ -4,7 +4,15 @@ import pytest
 import torch
 from agreement import error
 from native_cases import needs_kernel
-from test_pulled import BOUNDS, USES, close, model, pushed
+from pull_cases import (
+    USES,
+    agree_after_an_interrupted_pass,
+    agree_in_a_step,
+    agree_with_hooks,
+    both,
+    close,
+    model,
+)
 
 from configurations import tokens
 from twoaxis.errors import InputError
@@ -13,7 +21,6 @@ from twoaxis.ops.known_mix import softmaxed, weights_of
 from twoaxis.ops.native import mix as native
 from twoaxis.ops.owed import Sums
 
-assert pushed
 METHODS = {  # mixes by known weights of three blocks
     "denseformer": 3,
     "denseformer(period=2, dilation=2)": 1,
@@ -56,14 +63,7 @@ def network(known=5, n=5, lead=(3, 4), d=6, dtype=torch.float64, soft=True):
     return run
 
 
-def both(run, use, inputs):
-    found = []
-    for f in (mix, reference.mix):
-        given, sources, outs = run(f)
-        found.append([])
-        for loss in use(sources, outs):
-            found[-1] += torch.autograd.grad(loss, given[inputs], retain_graph=True, allow_unused=True)
-    return found
+PAIR = mix, reference.mix
 
 
 @pytest.mark.parametrize("soft", [True, False], ids=["softmax", "free"])
@@ -72,7 +72,7 @@ def both(run, use, inputs):
 @pytest.mark.parametrize("inputs", [slice(None), slice(0, 1), slice(2, 4)], ids=["all", "x", "two mixes"])
 def test_any_backward_pass(use, inputs, known, soft, mixes):
     """Partial, repeated and interrupted passes, expanded gradients, losses on sources."""
-    close(*both(network(known, soft=soft), use, inputs), 1e-12)
+    close(*both(network(known, soft=soft), *PAIR, use, inputs), 1e-12)
     assert mixes
     assert set(mixes) <= {0, 1, 3, 6, 10}
 
@@ -89,30 +89,11 @@ def test_any_backward_pass(use, inputs, known, soft, mixes):
 @pytest.mark.parametrize("depth", METHODS)
 def test_a_step(depth, dtype, backend, pushed, monkeypatch, mixes):
     monkeypatch.setenv("TWOAXIS_BACKEND", backend)
-    m, x = model(depth, dtype), tokens(2, 7)
-    parameters = list(m.parameters())
-
-    def grads():
-        return torch.autograd.grad(m.loss(x, x), parameters)
-
-    found = grads()
-    assert len(mixes) == METHODS[depth]
-    close(found, pushed(grads), BOUNDS[dtype])
-    assert len(mixes) == METHODS[depth]
-    assert all(map(torch.equal, found, grads()))  # the order of sums is fixed
+    agree_in_a_step(depth, dtype, pushed, mixes, METHODS[depth])
 
 
 def test_hooks_on_sources_and_their_gradients(mixes):
-    run, found = network(), []
-    for f in (mix, reference.mix):
-        given, sources, outs = run(f)
-        sources[1].register_hook(lambda g: 3 * g)
-        outs[2].register_hook(lambda g: 2 * g)
-        sources[2].retain_grad()
-        (wanted,) = torch.autograd.grad(sources[-1].sum(), sources[3], retain_graph=True)
-        sources[-1].sum().backward()
-        found.append([wanted, sources[2].grad, *(x.grad for x in given)])
-    close(*found, 1e-12)
+    agree_with_hooks(network(), *PAIR)
     assert mixes
 
 
@@ -132,12 +113,7 @@ def test_one_weight_for_two_mixes_and_sources_seen_twice_or_in_another_order(mix
 
 def test_an_interrupted_pass_leaves_nothing_to_the_next():
     """The first pass asks for a source alone, so that the weights' node does not run."""
-    run, found = network(), []
-    for f in (mix, reference.mix):
-        given, sources, _ = run(f)
-        torch.autograd.grad(sources[-1].sum(), sources[2], retain_graph=True)
-        found.append(torch.autograd.grad(sources[-1].sum(), given))
-    close(*found, 1e-12)
+    agree_after_an_interrupted_pass(network(), *PAIR)
 
 
 def test_what_is_not_defined_says_so():

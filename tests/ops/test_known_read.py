@@ -4,7 +4,7 @@ import pytest
 import torch
 from agreement import error
 from native_cases import needs_kernel
-from test_pulled import USES, close, model
+from pull_cases import USES, agree_after_an_interrupted_pass, both, close, model
 
 from configurations import tokens
 from twoaxis.ops import choice, depth_read, known_sums, rebuilt, reference
@@ -45,14 +45,7 @@ def network(known, n=5, lead=(3, 4), d=6, dtype=torch.float64, gain=None, eps=1e
     return run
 
 
-def both(run, use, inputs):
-    found = []
-    for read in (depth_read, reference.depth_read):
-        given, sources, outs = run(read)
-        found.append([])
-        for loss in use(sources, outs):
-            found[-1] += torch.autograd.grad(loss, given[inputs], retain_graph=True, allow_unused=True)
-    return found
+PAIR = depth_read, reference.depth_read
 
 
 @pytest.mark.parametrize("known", [5, 3], ids=["all known", "three of five"])
@@ -64,14 +57,14 @@ def both(run, use, inputs):
 )
 def test_any_backward_pass(use, inputs, known, reads):
     """Partial, repeated and interrupted passes, expanded gradients, losses on sources."""
-    close(*both(network(known), use, inputs), 1e-12)
+    close(*both(network(known), *PAIR, use, inputs), 1e-12)
     assert reads
     assert set(reads) <= set(range(known))
 
 
 @pytest.mark.parametrize("eps", [None, 0.0, 1e-6, 1.0])
 def test_with_and_without_an_output_norm(eps, reads):
-    close(*both(network(5, eps=eps), USES["the end"], slice(None)), 1e-11)
+    close(*both(network(5, eps=eps), *PAIR, USES["the end"], slice(None)), 1e-11)
     assert len(reads) == 5
 
 
@@ -116,12 +109,7 @@ def test_modules_that_share_a_query(reads):
 
 def test_an_interrupted_pass_leaves_nothing_to_the_next():
     """The first pass asks for a source alone, so that the queries' node does not run."""
-    run, found = network(5), []
-    for read in (depth_read, reference.depth_read):
-        given, sources, _ = run(read)
-        torch.autograd.grad(sources[-1].sum(), sources[2], retain_graph=True)
-        found.append(torch.autograd.grad(sources[-1].sum(), given))
-    close(*found, 1e-12)
+    agree_after_an_interrupted_pass(network(5), *PAIR)
 
 
 def test_what_is_not_defined_says_so():

@@ -8,6 +8,7 @@ from test_stream_gates import both, cases
 
 from twoaxis import Decoder, ModelConfig
 from twoaxis.ops import choice, hyper_gates, mhc_gates, reference
+from twoaxis.ops.native import stream_gates
 
 pytestmark = needs_kernel("stream_gates")
 
@@ -50,6 +51,19 @@ def test_logits_far_apart():
         plain = list(both(*runs, (z, a, b)))
     assert all(torch.equal(x, y) for (x, _), (y, _) in zip(found, plain, strict=True))
     assert all(x.isfinite().all() for x, _ in found)
+
+
+@pytest.mark.parametrize("place", [8, 15, 23], ids=["first", "middle", "last"])
+def test_a_logit_that_is_no_number_is_left_to_logarithms(place):
+    """Also where others follow: comparisons forget a NaN, and with it the logits far apart before it."""
+    z, given = torch.zeros(9, 24), (torch.ones(3), torch.zeros(24))
+    z[4, 8], z[4, place] = -90.0, float("nan")
+    form = stream_gates.Form(True, 4, False, 20, True, 2.0)
+    library = stream_gates.library(form, z, given[1], given[0])
+    assert stream_gates.forward(library, form, z, given[1], given[:1]) is None
+    found = mhc_gates(z, *given, 4)[2]
+    with choice.requesting("plain"):
+        torch.testing.assert_close(found, mhc_gates(z, *given, 4)[2], rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_is_no_number_stays_visible():

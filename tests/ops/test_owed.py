@@ -8,7 +8,7 @@ import test_known_gates
 import test_pulled
 import test_token_mix
 import torch
-from test_pulled import close
+from pull_cases import close
 
 from twoaxis.ops import depth_read, gated_mix, mix, rebuilt, reference, token_mix
 from twoaxis.ops.owed import Owed

@@ -4,9 +4,9 @@ import pytest
 import torch
 from agreement import error
 from native_cases import needs_kernel
+from pull_cases import BOUNDS, USES, both, close, model
 
 from configurations import tokens
-from twoaxis import Decoder, ModelConfig
 from twoaxis.ops import depth_read, pulled, rebuilt, reference
 
 METHODS = [
@@ -17,29 +17,6 @@ METHODS = [
     "delta_attnres",
     "depth_window",
 ]
-BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-def model(depth, dtype, n_blocks=3):
-    torch.manual_seed(0)
-    cfg = ModelConfig(vocab_size=17, d_model=12, n_blocks=n_blocks, n_heads=2, depth=depth)
-    made = Decoder(cfg).to(dtype)
-    with torch.no_grad():
-        for p in made.parameters():
-            p += 0.2 * torch.randn_like(p)
-    return made
-
-
-@pytest.fixture
-def pushed(monkeypatch):
-    """Runs something with reads that are differentiated by themselves."""
-
-    def run(f):
-        with monkeypatch.context() as patch:
-            patch.setattr(rebuilt, "current", lambda: None)
-            return f()
-
-    return run
 
 
 @pytest.fixture
@@ -54,12 +31,6 @@ def gathers(monkeypatch):
 
     monkeypatch.setattr(pulled.Source, "take", counting)
     return seen
-
-
-def close(found, expected, bound):
-    for a, b in zip(found, expected, strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or error(a, b) <= bound
 
 
 @pytest.mark.parametrize("backend", ["plain", "auto"])
@@ -94,25 +65,13 @@ def network(dtype=torch.float64, n=5, lead=(3, 4), d=6):
     return run
 
 
-USES = {
-    "the end": lambda s, r: [s[-1].sum()],
-    "an expanded gradient": lambda s, r: [r[-1].mean() + r[2].sum()],
-    "reads alone": lambda s, r: [r[1].square().sum() + r[3].sum()],
-    "extra losses on sources": lambda s, r: [s[-1].sum() + s[1].square().sum() + s[3].exp().sum()],
-    "part after part": lambda s, r: [s[2].sum(), s[4].square().sum(), r[0].sum(), s[-1].sum()],
-    "again and again": lambda s, r: [s[-1].sum()] * 3,
-}
+PAIR = depth_read, reference.depth_read
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("inputs", [slice(None), slice(0, 1), slice(2, 4)], ids=["all", "x", "two queries"])
 def test_any_backward_pass(use, inputs, gathers):
-    run, found, expected = network(), [], []
-    for read, into in ((depth_read, found), (reference.depth_read, expected)):
-        given, sources, reads = run(read)
-        for loss in use(sources, reads):
-            into += torch.autograd.grad(loss, given[inputs], retain_graph=True, allow_unused=True)
-    close(found, expected, 1e-12)
+    close(*both(network(), *PAIR, use, inputs), 1e-12)
     assert gathers
 
 

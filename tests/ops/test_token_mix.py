@@ -4,7 +4,16 @@ import pytest
 import torch
 from agreement import agree, error, results, rounded_once
 from native_cases import needs_kernel
-from test_pulled import BOUNDS, USES, close, model, pushed
+from pull_cases import (
+    BOUNDS,
+    USES,
+    agree_after_an_interrupted_pass,
+    agree_in_a_step,
+    agree_with_hooks,
+    both,
+    close,
+    model,
+)
 from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -13,7 +22,6 @@ from twoaxis.errors import InputError
 from twoaxis.ops import rebuilt, reference, token_mix
 from twoaxis.ops.token_pull import Ahead, TokenMixed
 
-assert pushed
 DYNAMIC = [
     "muddformer",
     "lime(kind='dynamic')",
@@ -129,14 +137,7 @@ def network(many=3, n=5, lead=(3, 4), d=6, dtype=torch.float64):
     return run
 
 
-def both(run, use, inputs):
-    found = []
-    for f in (token_mix, reference.token_mix):
-        given, sources, outs = run(f)
-        found.append([])
-        for loss in use(sources, outs):
-            found[-1] += torch.autograd.grad(loss, given[inputs], retain_graph=True, allow_unused=True)
-    return found
+PAIR = token_mix, reference.token_mix
 
 
 @pytest.mark.parametrize("many", [1, 3])
@@ -144,7 +145,7 @@ def both(run, use, inputs):
 @pytest.mark.parametrize("inputs", [slice(None), slice(0, 1), slice(2, 4)], ids=["all", "x", "two mixes"])
 def test_any_backward_pass(use, inputs, many, mixes):
     """Partial, repeated and interrupted passes, expanded gradients, losses on sources and on single sums."""
-    close(*both(network(many), use, inputs), 1e-12)
+    close(*both(network(many), *PAIR, use, inputs), 1e-12)
     assert mixes
     assert set(mixes) <= {many, 1, many - 1}
 
@@ -161,7 +162,7 @@ def test_sources_that_gather_for_others(use, inputs, monkeypatch):
     made, init = [], Ahead.__init__
     monkeypatch.setattr(Ahead, "__init__", lambda self, part: (made.append(part), init(self, part))[1])
     run = network(2, n=11, dtype=torch.float32)
-    found, wide = both(run, use, inputs)[0], both(network(2, n=11), use, inputs)[1]
+    found, wide = both(run, *PAIR, use, inputs)[0], both(network(2, n=11), *PAIR, use, inputs)[1]
     close(found, wide, 1e-5)
     assert len(made) > 3
 
@@ -171,7 +172,7 @@ def test_sources_that_gather_for_others(use, inputs, monkeypatch):
 @pytest.mark.parametrize("lead", [(0, 4), (1,), (2, 3)], ids=str)
 def test_sizes_and_dtypes(lead, many, dtype, mixes):
     close(
-        *both(network(many, lead=lead, dtype=dtype), USES["extra losses on sources"], slice(None)),
+        *both(network(many, lead=lead, dtype=dtype), *PAIR, USES["extra losses on sources"], slice(None)),
         BOUNDS[dtype],
     )
     assert mixes
@@ -189,27 +190,12 @@ def test_bfloat16_in_the_loop(mixes):
 
 
 def test_hooks_on_sources_and_their_gradients(mixes):
-    run, found = network(), []
-    for f in (token_mix, reference.token_mix):
-        given, sources, outs = run(f)
-        sources[1].register_hook(lambda g: 3 * g)
-        outs[2].register_hook(lambda g: 2 * g)
-        sources[2].retain_grad()
-        loss = sources[-1].sum() + outs[2].sum()
-        (wanted,) = torch.autograd.grad(loss, sources[3], retain_graph=True)
-        loss.backward()
-        found.append([wanted, sources[2].grad, *(x.grad for x in given)])
-    close(*found, 1e-12)
+    agree_with_hooks(network(), *PAIR, lambda sources, outs: sources[-1].sum() + outs[2].sum())
     assert mixes
 
 
 def test_an_interrupted_pass_leaves_nothing_to_the_next():
-    run, found = network(), []
-    for f in (token_mix, reference.token_mix):
-        given, sources, _ = run(f)
-        torch.autograd.grad(sources[-1].sum(), sources[2], retain_graph=True)
-        found.append(torch.autograd.grad(sources[-1].sum(), given))
-    close(*found, 1e-12)
+    agree_after_an_interrupted_pass(network(), *PAIR)
 
 
 def test_a_source_that_is_seen_twice_in_any_order(mixes):
@@ -268,16 +254,7 @@ def test_what_falls_back(mixes):
 @pytest.mark.parametrize("depth", DYNAMIC)
 def test_a_step(depth, dtype, backend, pushed, monkeypatch, mixes):
     monkeypatch.setenv("TWOAXIS_BACKEND", backend)
-    m, x = model(depth, dtype), tokens(2, 7)
-    parameters = list(m.parameters())
-
-    def grads():
-        return torch.autograd.grad(m.loss(x, x), parameters)
-
-    found = grads()
-    assert len(mixes) == (5 if depth.startswith("lime") else 3)
-    close(found, pushed(grads), BOUNDS[dtype])
-    assert all(map(torch.equal, found, grads()))  # the order of sums is fixed
+    agree_in_a_step(depth, dtype, pushed, mixes, 5 if depth.startswith("lime") else 3)
 
 
 def test_checkpointed_blocks_differentiate_by_themselves(mixes):

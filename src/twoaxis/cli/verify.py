@@ -111,12 +111,13 @@ def backends(args: Args) -> int:
         _print_json({**settled, "failed": failed, "rows": listed, "used": used})
         return 1 if failed else 0
     rows = _show_backends(rows_of())
-    failed = sum(not row.passed for row in rows)
+    failed, absent = sum(not row.passed for row in rows), sum(row.error is None for row in rows)
     lines = [f"kernels are built for {level}, of {', '.join(here)} that this processor has (TWOAXIS_NATIVE)"]
     lines.append(f"attention in bfloat16 is computed by {attention_by()}")
     lines.append(f"used for what, with TWOAXIS_BACKEND={requested}:")
     lines += [f"  {use.operator:18}  {use.backend:8}  {use.call}" for use in uses()]
-    lines.append(f"{failed} of {len(rows)} FAILED" if failed else f"all {len(rows)} pass")
+    passed = f"all {len(rows) - absent} pass" + (f"; {absent} are not here" if absent else "")
+    lines.append(f"{failed} of {len(rows)} FAILED" if failed else passed)
     _print_lines(lines)
     return 1 if failed else 0
 

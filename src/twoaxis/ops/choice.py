@@ -135,15 +135,7 @@ def _step_choice() -> str:
 
 def library(name: str, required: bool = False) -> ctypes.CDLL | None:
     """A kernel's library, built at the first call; None, after one logged line, or InputError where it cannot be."""
-    from .native.build import UnavailableError
-    from .native.build import library as built
-
-    if name not in _found:
-        try:
-            _found[name] = built(name)
-        except UnavailableError as reason:
-            _found[name] = str(reason)
-    found = _found[name]
+    found = _library_or_reason(name)
     if not isinstance(found, str):
         return found
     if required:
@@ -152,6 +144,24 @@ def library(name: str, required: bool = False) -> ctypes.CDLL | None:
         _noted.add(found)
         log.warning("operators run as plain PyTorch: %s", found)
     return None
+
+
+def missing(name: str) -> str:
+    """Why a kernel is not here, "" if it is."""
+    found = _library_or_reason(name)
+    return found if isinstance(found, str) else ""
+
+
+def _library_or_reason(name: str) -> "ctypes.CDLL | str":
+    from .native.build import UnavailableError
+    from .native.build import library as built
+
+    if name not in _found:
+        try:
+            _found[name] = built(name)
+        except UnavailableError as reason:
+            _found[name] = str(reason)
+    return _found[name]
 
 
 def _demanded(name: str, data: Sequence[Tensor], others: Sequence[Tensor | None]) -> ctypes.CDLL | None:

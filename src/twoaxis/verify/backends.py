@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from twoaxis.errors import InputError
 from twoaxis.ops import choice, local_attention, reference
 from twoaxis.verify.operators import Operator, operators
 from twoaxis.verify.steps import steps
@@ -61,7 +60,7 @@ def of_operator(one: Operator) -> Iterator[BackendRow]:
             inputs = [x.to(dtype) for x in one.inputs()]
             bound = BOUNDS.get(name, 1e-5 + one.roundings[backend != "plain"] * 2.0**-8)
             with choice.requesting(backend):
-                missing = _missing(one.kernel) if backend == "native" else ""
+                missing = choice.missing(one.kernel) if backend == "native" else ""
                 error = None if missing else _error(one.fast, one.exact, inputs)
             yield BackendRow(one.name, backend, name, error, bound, missing)
 
@@ -83,7 +82,7 @@ def _attentions() -> Iterator[BackendRow]:
         torchs = errors("sdpa", inputs)
         bound = BOUNDS.get(name, 1.05 * torchs)  # in bfloat16 no worse than torch's own kernel
         for backend in ("blocked", "sdpa", "native"):
-            missing = _missing("local_attention") if backend == "native" else ""
+            missing = choice.missing("local_attention") if backend == "native" else ""
             if (backend, name) != ("native", "float64"):
                 error = None if missing else errors(backend, inputs)
                 yield BackendRow("local_attention", backend, name, error, bound, missing)
@@ -92,7 +91,7 @@ def _attentions() -> Iterator[BackendRow]:
 def _steps() -> Iterator[BackendRow]:
     with choice.requesting("native"):
         for step in steps():
-            missing = _missing(step.kernel)
+            missing = choice.missing(step.kernel)
             with _one_thread():
                 error = None if missing else step.error(torch.float32)
             yield BackendRow(step.operator, "native", "float32", error, BOUNDS["float32"], missing)
@@ -103,7 +102,7 @@ def _updates() -> Iterator[BackendRow]:
         for name, dtype in TYPES.items():
             if (backend, name) != ("native", "float64"):
                 with choice.requesting(backend):
-                    missing = _missing("adamw") if backend == "native" else ""
+                    missing = choice.missing("adamw") if backend == "native" else ""
                     error = None if missing else update_error(dtype)
                 yield BackendRow("adamw", backend, name, error, BOUNDS.get(name, BOUNDS["float32"]), missing)
 
@@ -129,12 +128,3 @@ def _results(f: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]
     out = f(*leaves)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
-
-
-def _missing(name: str) -> str:
-    """Why a kernel is not here, "" if it is."""
-    try:
-        choice.library(name, required=True)
-    except InputError as reason:
-        return str(reason)
-    return ""

@@ -14,6 +14,7 @@ from twoaxis.ops.native import depth_read as native_read
 from twoaxis.ops.native import local_attention as native_attention
 from twoaxis.ops.token_read import Options
 from twoaxis.verify.backends import TYPES
+from twoaxis.verify.operators import operators
 from twoaxis.verify.steps import steps
 
 
@@ -37,7 +38,7 @@ def attention_by() -> str:
 
 def uses() -> list[Use]:
     """Which backend takes which calls here."""
-    return [*_read_uses(), *_rewrite_uses(), *_attention_uses(), *_step_uses()]
+    return [*_read_uses(), *_rewrite_uses(), *_other_uses(), *_attention_uses(), *_step_uses()]
 
 
 def _read_uses() -> Iterator[Use]:
@@ -57,6 +58,14 @@ def _rewrite_uses() -> Iterator[Use]:
             covered = native_rewrite.covers(state, direction, m)
             found = choice.kernel("delta_rewrite", (state,), (direction,)) if covered else None
             yield Use("delta_rewrite", f"{_short(dtype)}, m={m}", "plain" if found is None else "native")
+
+
+def _other_uses() -> Iterator[Use]:
+    for one in operators():
+        if one.name not in ("depth_read", "delta_rewrite"):
+            for dtype in TYPES.values():
+                found = choice.kernel(one.kernel, [x.to(dtype) for x in one.inputs()[:1]])
+                yield Use(one.name, _short(dtype), "plain" if found is None else "native")
 
 
 def _attention_uses() -> Iterator[Use]:

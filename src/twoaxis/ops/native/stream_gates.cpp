@@ -126,14 +126,14 @@ struct Sinkhorn {
   }
 
   bool start(const Gates& gates, int64_t t, int lanes) {
-    vf x, top = all(-INFINITY), low = all(INFINITY);
+    vf x, top = all(-INFINITY), low = all(INFINITY), odd{};  // odd: NaN once a logit is no number, which top and low may forget
     for (int i = 0; i < n; i++)
       for (int j = 0; j < n; j++) {
         vf R = gates.logit(t, lanes, 2 * n + at(gates.c, i, j), &x);
-        M[i * n + j] = R, top = top > R ? top : R, low = low < R ? low : R;
+        M[i * n + j] = R, top = top > R ? top : R, low = low < R ? low : R, odd += 0.0f * R;
       }
     for (int i = 0; i < lanes; i++)
-      if (!(top[i] - low[i] < APART)) return false;
+      if (!(top[i] - low[i] + odd[i] < APART)) return false;
     for (int i = 0; i < n * n; i++) M[i] = exponential(M[i] - top);
     return true;
   }
