@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.ops.choice import ordinary
+from twoaxis.ops.choice import ordinary, transformed
 from twoaxis.ops.precision import BF16_UNITS, autocast_dtype
 from twoaxis.ops.transpose import transposed
 
@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _emulated(x, weight, bias):
         return F.linear(x, weight, bias)
     x = x.to(torch.bfloat16)
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    traced = torch.compiler.is_compiling() or transformed()
     y: Tensor = _widened(x, weight) if traced else _Widened.apply(x, weight)
     return y if bias is None else y + bias.to(y.dtype)
 
@@ -80,7 +80,7 @@ def _turns(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.numel() >= MANY * max(x.shape[-1], 1)
         and _bfloat16(x, weight)
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not transformed()
     )
 
 

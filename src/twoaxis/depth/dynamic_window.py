@@ -29,6 +29,7 @@ from twoaxis.depth.window_rule import Logits, States, added
 from twoaxis.depth.windowed import Windowed, WindowedConfig, WindowedStream
 from twoaxis.errors import InputError
 from twoaxis.ops import rms
+from twoaxis.ops.choice import transformed
 from twoaxis.ops.native.few_tokens import unwatched
 from twoaxis.ops.native.gates_step import soft_window
 from twoaxis.ops.precision import compute_dtype, full_precision
@@ -196,12 +197,14 @@ class SoftWindow(nn.Module):
     def forward(self, h: Tensor, n: int) -> tuple[Tensor, list[Tensor]]:
         """K (B, T) and log m (B, T) of ages 0 .. at most n - 1: those beyond every token's window are left out.
 
-        Leaving them out reads a number off the device; under torch.compile and on meta tensors all n stay.
+        Leaving them out reads a number off the device; under torch.compile and torch.func's transforms, and on meta
+        tensors, all n stay.
         """
         R = self.ramp
         with full_precision(h):
             K = 1 + (self.most - 1) * self.scores(h).squeeze(-1).sigmoid()
-            if K.numel() and K.device.type != "meta" and not torch.compiler.is_compiling():
+            traced = torch.compiler.is_compiling() or transformed()
+            if K.numel() and K.device.type != "meta" and not traced:
                 n = self.seen(K.detach().max().item(), n)
             return K, [K.new_zeros(()), *(_log((R + K - 1 - z) / R) for z in range(1, n))]
 

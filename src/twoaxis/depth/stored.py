@@ -18,6 +18,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from twoaxis.errors import InputError
+from twoaxis.ops.choice import transformed
+
 STORED_DTYPES = ("bfloat16", "float16", "int8")
 LARGEST = 127  # of int8; -128 is not used, so that signs are alike
 aten = torch.ops.aten
@@ -110,9 +113,16 @@ class _Store(torch.autograd.Function):
 
 
 def store(x: Tensor, dtype: str) -> Tensor:
-    """x (B, T, ...) kept as `dtype`, one of STORED_DTYPES; or x itself for "full"."""
+    """x (B, T, ...) kept as `dtype`, one of STORED_DTYPES; or x itself for "full".
+
+    Raises InputError under `torch.func`'s transforms and in forward mode, which do not see what is inside.
+    """
     if dtype == "full":
         return x
+    if transformed():
+        raise InputError(
+            f"history={dtype!r} under torch.func's transforms or in forward mode: use history='full'"
+        )
     kept: Tensor = _Store.apply(x, dtype)
     return kept
 

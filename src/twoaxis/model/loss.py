@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.errors import InputError
+from twoaxis.ops.choice import transformed
 from twoaxis.ops.precision import full_precision
 
 
@@ -19,8 +20,13 @@ def chunked_token_loss(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     keeps the gradients of x and W, (B T + V) d numbers in place of several times B T V; on a CPU the loss takes 1.2 to
     1.7 times as long (torch 2.13, V of 8k to 32k). Under autocast the numbers
     are rounded as for its product, the sums run in float32. A second derivative, and a second backward
-    pass over the same graph, are refused. Raises InputError where torch is older than 2.13.
+    pass over the same graph, are refused. Raises InputError where torch is older than 2.13, under `torch.func`'s
+    transforms and in forward mode.
     """
+    if transformed():
+        raise InputError(
+            "chunked loss under torch.func's transforms or in forward mode: take the loss of whole logits"
+        )
     if not hasattr(F, "linear_cross_entropy"):
         raise InputError(
             f"chunked loss: needs torch 2.13 or newer, this is {torch.__version__}; leave it out"

@@ -83,8 +83,34 @@ def kernel(
     return None if choice in ("plain", "compiled") else library(name, required=choice == "native")
 
 
+def forward_mode() -> bool:
+    """Whether derivatives go forward with the numbers (`torch.func.jvp`, `torch.autograd.forward_ad`)."""
+    return not is_compiling() and forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether one of torch.func's transforms is at work, or forward mode."""
+    return not is_compiling() and (_are_functorch_transforms_active() or forward_mode())
+
+
+def equation(name: str) -> Callable[..., Any] | None:
+    """An operator's equation in torch's own operations where it has to be differentiated by transforms, else None.
+
+    Fast operators know one derivative, by autograd: `torch.func` and forward mode ask for others.
+    """
+    if not transformed():
+        return None
+    from . import reference
+
+    found: Callable[..., Any] = getattr(reference, name)
+    return found
+
+
 def compiled(name: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
-    """The equation of an operator under torch.compile, if TWOAXIS_BACKEND asks for it and a step is trained."""
+    """The equation of an operator under torch.compile, if TWOAXIS_BACKEND asks for it and a step is trained; as it is
+    under transforms (`equation`)."""
+    if (plain := equation(name)) is not None:
+        return plain
     if is_compiling() or requested() != "compiled" or not is_grad_enabled() or _observed():
         return None
     if not all(map(ordinary, tensors)) or any(x is not None and not x.numel() for x in tensors):

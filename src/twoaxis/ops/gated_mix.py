@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from . import few_tokens, gated_sums
+from . import choice, few_tokens, gated_sums
 from .first_order import first_order
 from .known_gates import known_gates
 from .native import gated_mix as native
@@ -30,6 +30,9 @@ def gated_mix(
     gradients from reads by gates that it knows (`ops.known_gates`). The slope of relu at 0 is taken as 1, a
     subgradient: with 0 a gate that starts at w = 0 would never move.
     """
+    if (equation := choice.equation("gated_mix")) is not None:
+        equated: tuple[Tensor, ...] = equation(sources, weights, gate, norm_eps=norm_eps)
+        return equated
     check_gated_mix(sources, weights, gate)
     if few(sources):
         found = native_step(sources, weights, gate, norm_eps)

@@ -57,7 +57,8 @@ def local_attention(
             auto takes native where it has the options (unless TWOAXIS_BACKEND says otherwise) and there are more
             than 64 keys and several queries; else sdpa for full attention, one query or at most 64 keys if it has
             every option asked for (but not to train in bfloat16 on a CPU without units for it); else flash or varlen
-            for a bare window where they run; else blocked.
+            for a bare window where they run; else blocked. Under `torch.func`'s transforms and in forward mode
+            the reference stands in for blocked, and in forward mode for sdpa.
 
     Raises:
         InputError: for a window that is not a positive integer or None, for shapes, dtypes or head counts
@@ -65,7 +66,7 @@ def local_attention(
     """
     window = check_attention(q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
     backend = choose(backend, q, k, v, window, segments, sink_logits, sink_tokens, position_bias, reach)
-    if backend == "reference":
+    if backend == "reference" or _lacking(backend):
         return reference.local_attention(
             q, k, v, window, scale=scale, segments=segments, sink_logits=sink_logits, sink_tokens=sink_tokens,
             position_bias=position_bias, reach=reach,
@@ -126,6 +127,12 @@ def choose(
     if plain and segments is None and not sink_tokens and flash.fits(q):
         return next((name for name in ("flash", "varlen") if flash.find(name)), "blocked")
     return "blocked"
+
+
+def _lacking(backend: str) -> bool:
+    """Whether transforms ask for derivatives that a backend lacks: blocks have autograd's, torch's kernel none that go
+    forward."""
+    return choice.transformed() if backend == "blocked" else backend == "sdpa" and choice.forward_mode()
 
 
 def _taken_apart(q: Tensor) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import few_tokens
+from . import choice, few_tokens
 from .checks import Weights, check_mix
 from .first_order import first_order
 from .known_mix import known_mix
@@ -28,6 +28,9 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
     Raises:
         InputError: for shapes that do not fit.
     """
+    if (equation := choice.equation("mix")) is not None:
+        equated: Tensor = equation(sources, weights)
+        return equated
     if isinstance(weights, Tensor) and (found := known_mix(sources, weights)) is not None:
         return found
     every = check_mix(sources, weights)

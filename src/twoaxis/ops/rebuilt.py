@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .choice import transformed
+
 STRIDE = 8  # of 96 states twelve are kept and eight rebuilt at a time: about the least in all
 _open: ContextVar[Loop | None] = ContextVar("open_loop", default=None)
 
@@ -180,7 +182,7 @@ def current() -> Loop | None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return None
     found = _open.get()
-    return None if found is None or _hooks() != found.hooks else found
+    return None if found is None or _hooks() != found.hooks or transformed() else found
 
 
 def _hooks() -> Any:

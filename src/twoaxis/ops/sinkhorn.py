@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from . import choice
 from .first_order import first_order
 from .precision import compute_dtype, full_precision
 
@@ -34,6 +35,9 @@ def sinkhorn(logits: Tensor, iterations: int = 20, *, last: Last = "rows", eps: 
     Raises:
         InputError: for matrices that are not square, iterations or eps below 0, another `last`.
     """
+    if (equation := choice.equation("sinkhorn")) is not None:
+        equated: Tensor = equation(logits, iterations, last=last, eps=eps)
+        return equated
     check_sinkhorn(logits, iterations, last, eps)
     dtype = compute_dtype(logits)
     n, lead = logits.shape[-1], logits.shape[:-2]

@@ -42,6 +42,9 @@ def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
     Raises:
         InputError: for shapes that do not fit.
     """
+    if (equation := choice.equation("token_mix")) is not None:
+        equated: tuple[Tensor, ...] = equation(sources, weights)
+        return equated
     check_token_mix(sources, weights)
     if few(sources):
         return few_tokens.token_mix(sources, weights)
