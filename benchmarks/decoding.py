@@ -11,7 +11,9 @@ takes the Python of an environment that has litgpt and runs it there, as a proce
 A round runs every row once, one after the other, there and back in turn; a row's figure is the median over rounds
 of (its seconds / the plain model's in the same round), with quartiles. Seconds are CPU time of the one thread that
 computes, which other jobs on the machine disturb least (not at all is impossible: they share its caches). The
-plain model also runs as a row (A/A). --json adds to the rows of a file, so that it can be made in pieces.
+plain model also runs as a row (A/A). --json adds to the rows of a file, so that it can be made in pieces: a row is
+replaced by one of the same name, batch and settings (shape, prompt, new, torch); a row names those of its own in which
+it differs from the file. Peers that are not installed are noted as "left out".
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from packages import installed, say_left_out, still_left_out
 
 SHAPE = {"vocab": 8192, "d": 512, "blocks": 12, "heads": 8, "hidden": 1376}
 TINY = {"vocab": 256, "d": 32, "blocks": 3, "heads": 2, "hidden": 48}
 VARIANTS = ["attnres(block_sublayers=3)", "ddl(value_dim=4)", "lime(kind='dynamic')"]
+PEERS = ["transformers / twoaxis", "litgpt / twoaxis"]
+SETTINGS = ("shape", "prompt", "new", "torch")
 TOGETHER = 4  # models in memory beside the plain one
 Step = Callable[[], float]  # decodes once; CPU seconds
 
@@ -163,10 +167,12 @@ def rows(args: argparse.Namespace, shape: dict[str, int]) -> list[dict[str, Any]
         plain = ours(shape, tokens, args.new)
         if args.part in ("both", "peers"):
             steps = {"plain": plain, "A/A": ours(shape, tokens, args.new)}
-            if find_spec("transformers"):
+            if installed("transformers"):
                 steps["transformers / twoaxis"] = llama(shape, tokens, args.new)
             if args.litgpt:
                 steps["litgpt / twoaxis"] = elsewhere(args.litgpt, args, batch)
+            else:
+                say_left_out("litgpt", "give --litgpt the Python of an environment that has it")
             found += race(steps, batch, args.rounds, args.new)
         if args.part in ("both", "depths"):
             names = depths(args.only)
@@ -176,12 +182,26 @@ def rows(args: argparse.Namespace, shape: dict[str, int]) -> list[dict[str, Any]
     return found
 
 
+def label(row: dict[str, Any]) -> str:
+    return f"{row['row']}, batch {row['batch']}"
+
+
 def write(file: Path, report: dict[str, Any]) -> None:
-    """The report, after the rows of the file that it does not have anew."""
-    before = json.loads(file.read_text())["rows"] if file.exists() else []
-    new = {(row["row"], row["batch"]) for row in report["rows"]}
-    report["rows"] = [row for row in before if (row["row"], row["batch"]) not in new] + report["rows"]
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    """The report's rows after those of the file that it does not have anew."""
+    before = json.loads(file.read_text()) if file.exists() else {**report, "rows": []}
+    own = {name: report[name] for name in SETTINGS if before.get(name) != report[name]}
+    fresh = [{**row, **own} for row in report["rows"]]
+
+    def identity(row: dict[str, Any]) -> list[Any]:
+        return [row["row"], row["batch"], *(row.get(name, before.get(name)) for name in SETTINGS)]
+
+    from twoaxis.model import write_atomically
+
+    new = [identity(row) for row in fresh]
+    rows = [*(row for row in before["rows"] if identity(row) not in new), *fresh]
+    asked = before.pop("left out", []) + report.get("left out", [])
+    written = {**before, **still_left_out(asked, list(map(label, rows))), "rows": rows}
+    write_atomically(file, (json.dumps(written, indent=1) + "\n").encode())
 
 
 def main() -> None:
@@ -205,11 +225,14 @@ def main() -> None:
     if args.serve:
         serve(shape, args)
         return
-    report = {
+    report: dict[str, Any] = {
         "shape": shape, "prompt": args.prompt, "new": args.new, "threads": 1, "torch": torch.__version__,
         "ratio": "CPU seconds over the plain model's in the same round, median and quartiles of rounds",
         "rows": rows(args, shape),
     }  # fmt: skip
+    if args.part != "depths":
+        peers = [label({"row": name, "batch": batch}) for batch in args.batch for name in PEERS]
+        report |= still_left_out(peers, list(map(label, report["rows"])))
     if args.json:
         write(args.json, report)
 

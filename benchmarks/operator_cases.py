@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from packages import attn_res, hyper_connections, installed, local
 from torch import Tensor, nn
 
 from twoaxis import Context
@@ -18,11 +18,15 @@ from twoaxis.ops.owed import Sums
 from twoaxis.ops.token_read import Options
 
 Run = Callable[[], object]
-Case = tuple[str, dict[str, Run]]  # what is computed, and by whom; the first one is ours
+Case = tuple[
+    str, dict[str, Run | None]
+]  # what is computed, and by whom; the first one is ours, None is not installed
 
 
-def both(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
+def both(f: Callable[..., Tensor] | None, inputs: tuple[Tensor, ...]) -> Run | None:
     """Forward and backward, all gradients, both by the backend that `f` names."""
+    if f is None:
+        return None
     cotangent = torch.randn_like(f(*inputs))
 
     def run() -> None:
@@ -32,7 +36,10 @@ def both(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
     return run
 
 
-def forward(f: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Run:
+def forward(f: Callable[..., Tensor] | None, inputs: tuple[Tensor, ...]) -> Run | None:
+    if f is None:
+        return None
+
     def run() -> None:
         with torch.no_grad():
             f(*inputs)
@@ -52,12 +59,8 @@ class By:
             return self.f(*inputs)
 
 
-def two(f: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+def two(f: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor] | None]:
     return {"native": By("native", f), "plain": By("plain", f)}
-
-
-def installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def copying(tensors: float, like: Tensor) -> dict[str, Run]:
@@ -85,11 +88,7 @@ def depth(dtype: torch.dtype) -> Iterator[Case]:
             "stacked einsum": stacked,
             "stacked einsum, torch.compile": compiled,
         }
-        if installed("attn_res"):
-            from attn_res.main import AttnResOperator
-
-            peer = AttnResOperator(512).to(dtype)
-            fs["attn-res"] = lambda q, *xs, peer=peer: peer(torch.stack(xs)) + 0 * q.sum()
+        fs["attn-res"] = attn_res(dtype) if installed("attn_res") else None
         name = f"depth_read, {n} sources of (4, 512, 512)"
         yield f"{name}, forward", {w: forward(f, inputs) for w, f in fs.items()} | copying(n + 1, sources[0])
         yield f"{name}, forward + backward", {who: both(f, inputs) for who, f in fs.items()}
@@ -138,23 +137,8 @@ def streams(dtype: torch.dtype) -> Iterator[Case]:
         who: both(f, inputs)
         for who, f in two(lambda H, *rest: ours(H, lambda reads, ctx: reads.x, Context())).items()
     }
-    if installed("hyper_connections"):
-        from hyper_connections import HyperConnections
-
-        module = HyperConnections(4, dim=512, branch=nn.RMSNorm(512), layer_index=0)
-
-        def peer(x: Tensor) -> Tensor:  # its float32 weights take bf16 streams under autocast alone
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-                result: Tensor = module(x)
-            return result
-
-        flat = torch.randn(16, 512, 512).to(dtype).requires_grad_()
-        wanted = [
-            p
-            for p in module.parameters()
-            if torch.autograd.grad(peer(flat).sum(), p, allow_unused=True)[0] is not None
-        ]
-        runs["hyper-connections"] = both(lambda x, *rest: peer(x), (flat, *wanted))
+    peer = hyper_connections(dtype) if installed("hyper_connections") else None
+    runs["hyper-connections"] = None if peer is None else both(*peer)
     yield "a sublayer of hyper_connections, n=4 streams of (4, 512, 512), forward + backward", runs
 
 
@@ -194,16 +178,6 @@ def flex(T: int, window: int, size: int) -> Callable[..., Tensor]:
     )  # refuses what has gradients
 
 
-def local(window: int, size: int) -> Callable[..., Tensor]:
-    """local-attention: its windows are whole blocks, as many as reach as far as ours."""
-    from local_attention import LocalAttention
-
-    return LocalAttention(
-        window_size=size, look_backward=-(-(window - 1) // size), causal=True, exact_windowsize=True, autopad=True,
-        use_rotary_pos_emb=False,
-    )  # fmt: skip
-
-
 def attention(B: int, T: int, window: int | None, dtype: torch.dtype, peers: bool = True) -> Iterator[Case]:
     inputs = tuple(torch.randn(B, T, 8, 64).to(dtype).transpose(1, 2).requires_grad_() for _ in range(3))
     fs = two(lambda q, k, v: local_attention(q, k, v, window))
@@ -215,8 +189,9 @@ def attention(B: int, T: int, window: int | None, dtype: torch.dtype, peers: boo
         fs["SDPA, band mask"] = lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, mask)
         for size in (16, 32, 64, 128):  # it has no backward on a CPU
             only_forward[f"FlexAttention, compiled, blocks of {size}"] = flex(T, window, size)
-        if installed("local_attention"):
-            fs |= {f"local-attention, blocks of {size}": local(window, size) for size in (16, 32, 64)}
+        there = installed("local_attention")
+        for size in (16, 32, 64):
+            fs[f"local-attention, blocks of {size}"] = local(window, size) if there else None
     name = f"{'full causal' if window is None else f'window {window}'}, B={B}, H=8, D=64, T={T}"
     yield f"{name}, forward", {who: forward(f, inputs) for who, f in (fs | only_forward).items()}
     yield f"{name}, forward + backward", {who: both(f, inputs) for who, f in fs.items()}

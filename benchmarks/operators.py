@@ -7,10 +7,10 @@
 In every round each contender runs once, in turning order, the first one twice (the A/A row); a warm-up round does not
 count. Reported: the median over rounds of the time, and of its ratio to that of the first contender in the same round,
 with the range. The time is the process's CPU time with one thread; with `--threads 1 2` also the wall time with two.
-The file is written after each case and keeps the cases that an earlier run of the same dtype has put there; --table
-measures nothing and prints it. glibc is
-told to keep memory, for all contenders (the script starts itself again with MALLOC_MMAP_THRESHOLD_ and
-MALLOC_TRIM_THRESHOLD_ raised); otherwise page faults of fresh tensors hide the arithmetic.
+The file is written after each case and keeps the cases that an earlier run of the same dtype has put there (a file of
+another dtype is refused); --table measures nothing and prints it. Packages that are not installed are noted as
+"left out" of a case. glibc is told to keep memory, for all contenders (the script starts itself again with
+MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ raised); otherwise page faults of fresh tensors hide the arithmetic.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import torch
 from gated_cases import gated
 from mix_cases import token_mixes
 from operator_cases import Run, cases
+from packages import still_left_out
 from update_cases import updates
 
 from twoaxis.model import write_atomically
@@ -44,10 +45,13 @@ KINDS = [*USUAL, "known", "token_mix", "gated", "linear", "adamw"]
 CLOCKS = {1: ("CPU time, one thread", time.process_time), 2: ("wall time, two threads", time.perf_counter)}
 
 
-def measure(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, dict[str, object]]:
-    """Of each contender: the median in ms, and of its ratios to the first one."""
+def measure(
+    given: dict[str, Run | None], rounds: int, clock: Callable[[], float]
+) -> dict[str, dict[str, object]]:
+    """Of each contender that is there: the median in ms, and of its ratios to the first one."""
+    runs = {name: run for name, run in given.items() if run is not None}
     first = next(iter(runs))
-    runs = {**runs, f"{first} again": runs[first]}
+    runs[f"{first} again"] = runs[first]
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):  # round 0 warms up
         for name in list(runs) if number % 2 else list(runs)[::-1]:
@@ -76,6 +80,7 @@ def table(report: dict[str, Any]) -> str:
             rows = case.get(clock, {})
             first = next(iter(rows), None)
             others = [_over(who, row, f"over {first}") for who, row in rows.items() if who != first]
+            others += [f"{who} not installed" for who in case.get("left out", []) if first]
             cells += [str(rows[first]["ms"]) if first else "", ", ".join(others)]
         load = f"{case['load']:.0f}" if "load" in case else ""
         lines.append("| " + " | ".join([*cells, load]) + " |")
@@ -130,7 +135,11 @@ def main() -> None:
     }  # fmt: skip
     if args.json and args.json.exists():
         before = json.loads(args.json.read_text())
-        report["cases"] = before["cases"] if before["dtype"] == args.dtype else {}
+        if before["dtype"] != args.dtype:
+            parser.error(
+                f"{args.json} has cases of {before['dtype']}, not of {args.dtype}: name another file"
+            )
+        report["cases"] = before["cases"]
     dtype = getattr(torch, args.dtype)
     of_updates = updates(dtype) if "adamw" in args.only else ()
     of_gates = gated(dtype) if "gated" in args.only else ()
@@ -138,6 +147,7 @@ def main() -> None:
     chained = itertools.chain(cases(args.only, args.tokens, dtype), of_gates, of_mixes, of_updates)
     for name, runs in chained:
         case: dict[str, object] = {"command": command, "rounds": args.rounds, "load": os.getloadavg()[0]}
+        case |= still_left_out(list(runs), [name for name, run in runs.items() if run is not None])
         for threads in args.threads:
             label, clock = CLOCKS[threads]
             torch.set_num_threads(threads)

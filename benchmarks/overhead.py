@@ -41,16 +41,33 @@ ROUNDS = {6: 7, 12: 5, 24: 5, 48: 3}
 Rows = dict[str, dict[str, Any]]  # "blocks method": what was measured
 
 
-def write(path: Path, rows: Rows) -> None:
-    """The whole file anew, at once."""
+def settings() -> dict[str, Any]:
+    """What all rows of a file share."""
     import torch
 
+    backend = os.environ.get("TWOAXIS_BACKEND", "auto")
+    return {"shape": SHAPE, "torch": torch.__version__, "backend": backend}
+
+
+def rows_of(path: Path) -> Rows:
+    """Those of the file, if there is one; one of other settings is refused."""
+    if not path.exists():
+        return {}
+    report = json.loads(path.read_text())
+    other = [f"{k} {report.get(k)}, not {v}" for k, v in settings().items() if report.get(k) != v]
+    if other:
+        sys.exit(f"{path} has rows of {'; '.join(other)}: name another file")
+    rows: Rows = report["rows"]
+    return rows
+
+
+def write(path: Path, rows: Rows) -> None:
+    """The whole file anew, at once."""
     from twoaxis.model import write_atomically
 
     report = {
-        "command": "python benchmarks/overhead.py --json FILE", "shape": SHAPE, "torch": torch.__version__,
-        "backend": os.environ.get("TWOAXIS_BACKEND", "auto"), "ratios are": "to additive: median, min, max",
-        "rows": rows,
+        "command": "python benchmarks/overhead.py --json FILE", **settings(),
+        "ratios are": "to additive: median, min, max", "rows": rows,
     }  # fmt: skip
     write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
 
@@ -86,7 +103,7 @@ def memory_of(blocks: int, method: str) -> dict[str, int]:
 
 def measure(path: Path, blocks: int, methods: list[str], rounds: int, group: int) -> None:
     """What the file lacks at this depth."""
-    rows: Rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    rows = rows_of(path)
     for start in range(0, len(methods), group):
         wanted = [m for m in methods[start : start + group] if "time" not in rows.get(f"{blocks} {m}", {})]
         if wanted:

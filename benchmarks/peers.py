@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from packages import installed
 from torch import Tensor, nn
 
 OURS = {  # x-transformers' option, by our method
@@ -48,8 +48,8 @@ def x_transformers(args: Any, **options: Any) -> nn.Module:
 
 
 def peers(names: list[str], args: Any) -> dict[str, nn.Module]:
-    """Its plain model and those of our methods among `names` that it has; nothing where it is not installed."""
-    if importlib.util.find_spec("x_transformers") is None:
+    """Its plain model and those of our methods among `names` that it has; not installed: a line, and none."""
+    if not installed("x_transformers"):
         return {}
     models = {"x-transformers": x_transformers(args)}
     return models | {f"x-transformers, {n}": x_transformers(args, **OURS[n]) for n in names if n in OURS}

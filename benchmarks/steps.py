@@ -2,13 +2,16 @@
 
     MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 \\
         python benchmarks/steps.py [--rows METHOD ...] [--llama] [--peers] [--blocks 12] [--width 512] [--batch 1] \\
-        [--seq-len 512] [--precision bf16] [--rounds 5] --json FILE
+        [--seq-len 512] [--precision bf16] [--rounds 5] \\
+        [--code TEXT] --json FILE
 
 A step is forward, loss, backward and fused AdamW. All models of a group stay in memory and run one step each in every
 round of one process; the order turns every round and the first round is thrown away. Every group has the additive
 model twice (A/A), with --llama LlamaForCausalLM of the same shape, and with --peers x-transformers' plain model and
 its own form of each method that it has. CPU time of one thread; medians over rounds of
-ratios within a round, and their range. The file is written after each group and keeps its other rows.
+ratios within a round, and their range. The file is written after each group. A table in it is of one shape, code and
+TWOAXIS_BACKEND: rows go to the one of this run, in place of its rows of the same name, and all others stay. --code
+says what is measured, by default the commit. --peers without x-transformers is noted as "left out".
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
+from packages import still_left_out
 from peers import peers
 
 import twoaxis
 from twoaxis.model import write_atomically
+from twoaxis.ops import choice
 
 NAMED = [  # beside every registered method with its defaults
     "attnres(block_sublayers=3)",
@@ -120,6 +126,24 @@ def group_rows(names: list[str], args: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def commit() -> str:
+    """That of the checkout; outside of one the package's version."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return twoaxis.__version__
+
+
+def table_of(tables: list[dict], settings: dict[str, object]) -> dict:
+    """The first table of these settings; a new one, the last, if there is none."""
+    for table in tables:
+        if all(table.get(name) == value for name, value in settings.items()):
+            return table
+    tables.append({**settings, "rows": []})
+    return tables[-1]
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -132,6 +156,7 @@ def arguments() -> argparse.Namespace:
                         ("batch", 1), ("seq-len", 512), ("rounds", 5), ("group", 9), ("threads", 1)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--precision", choices=["float32", "bf16"], default="bf16")
+    parser.add_argument("--code", default=commit(), help="what is measured, such as a commit")
     parser.add_argument("--json", type=Path, required=True)
     return parser.parse_args()
 
@@ -139,16 +164,16 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    shape = {
-        k: v for k, v in vars(args).items() if k not in ("rows", "json", "group", "llama", "peers", "rounds")
-    }
+    others = ("rows", "json", "group", "llama", "peers", "rounds", "code")
+    shape = {k: v for k, v in vars(args).items() if k not in others}
     tables = json.loads(args.json.read_text())["tables"] if args.json.exists() else []
-    mine: dict = next((t for t in tables if t["shape"] == shape), {"shape": shape, "rows": []})
-    tables = [t for t in tables if t["shape"] != shape] + [mine]
+    mine = table_of(tables, {"shape": shape, "code": args.code, "backend": choice.requested()})
+    asked = mine.pop("left out", []) + ["x-transformers"] * args.peers
     for start in range(0, len(args.rows), args.group):
         names = args.rows[start : start + args.group]
         fresh = [{**row, "rounds": args.rounds} for row in group_rows(names, args)]
         mine["rows"] = [r for r in mine["rows"] if r["method"] not in names and r["group"] != names] + fresh
+        mine.update(still_left_out(asked, [row["method"] for row in mine["rows"]]))
         report = {"torch": torch.__version__, "ratios are": "median, min, max", "tables": tables}
         write_atomically(args.json, (json.dumps(report, indent=1) + "\n").encode())
         for row in fresh:
