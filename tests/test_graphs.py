@@ -109,6 +109,7 @@ GRAPHS = [  # of 12 blocks
     # through a window: one more when an index is no longer what it was at first, one where the last block keeps less
     ("dca(k=1, middle='drop', grn='v2')", 3),
     ("attnres(window_sources=2)", 4),
+    ("attnres(window_sources=1)", 3),
     ("muddformer(window_blocks=1, ways=2)", 3),
     ("depth_conv(kernel=2, shared=False)", 4),
     ("depth_window(window_blocks=2, shared=False)", 4),
@@ -119,6 +120,7 @@ GRAPHS = [  # of 12 blocks
     ("delta_attnres(window_sources=2)", 4),
     ("value_residual", 3),  # the first attention's block, those that read its values, the last of them
     ("value_residual(form='learnable')", 3),
+    ("value_residual(form='learnable_plus')", 3),
     ("svformer", 3),
 ]
 ATTENDING = ("dca", "muddformer", "hybrid", "value_residual", "svformer")

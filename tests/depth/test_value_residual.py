@@ -174,7 +174,9 @@ def test_starts():
     _, blocks = build("value_residual(form='learnable')", 8, [["attention"]] * 2)
     assert blocks[1][0].mixes["1"].weights.tolist() == [0.5, 0.5]
     stream, _ = build("value_residual(form='learnable_plus')", 8, [["attention"]] * 5)
-    assert [stream.shared(place).item() for place in range(4)] == [1.0] * 4  # s = 4 shared out
+    assert [stream.shared(torch.tensor([place])).item() for place in range(4)] == [
+        1.0
+    ] * 4  # s = 4 shared out
     model = twoaxis.Decoder(twoaxis.ModelConfig(d_model=8, n_heads=2, depth="value_residual(form='gated')"))
     assert not any(r.decay for n, r in model.param_rules().items() if "mixes" in n)
 

@@ -174,7 +174,7 @@ class AttnRes(Connection):
         windowed = cfg.window_sources is not None
         kept = cfg.kept(self.closed + 1 + self.closes, not self.closes)
         self.kept = len(kept) if windowed else None  # of the closed depth-blocks; None is all
-        self.drops_newest = cfg.window_sources == 1  # closed, it may be gone before the next closes
+        self.drops_newest = cfg.window_sources == 1 < cfg.size  # closed, it is gone before the next closes
         self.norm = RMSNorm(layout.d_model, layout.norm_eps)
         self.route = Route(cfg, layout) if cfg.seen(cfg.n_sources(s)) > 1 else None
 

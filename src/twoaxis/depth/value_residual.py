@@ -148,11 +148,11 @@ class SharedWeights(nn.Module):
         self.scale = nn.Parameter(torch.tensor(scale))
         self.logits = nn.Parameter(torch.zeros(count)) if count > 1 else None
 
-    def forward(self, place: int) -> Tensor:
-        """l1, a scalar, of the attention in this place."""
+    def forward(self, place: Tensor) -> Tensor:
+        """l1, a scalar, of the attention in this place (1,)."""
         if self.logits is None:
             return self.scale
-        share: Tensor = self.logits.softmax(0)[place]
+        share: Tensor = self.logits.softmax(0).index_select(0, place).squeeze(0)
         return self.scale * share
 
 
@@ -162,7 +162,8 @@ class PlusMix(nn.Module):
     def __init__(self, shared: SharedWeights, place: int, own: float) -> None:
         super().__init__()
         self.__dict__["shared"] = shared  # the stream registers it, once
-        self.place = place
+        # a tensor: with a number of its own torch would compile every block anew
+        self.register_buffer("place", torch.tensor([place]), persistent=False)
         self.own = nn.Parameter(torch.tensor(own))
 
     def forward(self, first: Tensor, own: Tensor, x: Tensor) -> Tensor:
@@ -205,7 +206,8 @@ class ValueTrace(FirstValueTrace):
             return traced.mix(t, (first, own))
         shares = t.table(count)
         t.run("softmax", (t.weight(count),), shares, keep=(shares,))
-        share = t.run("mul", (shares,), t.table(1), keep=(shares,))
+        share = t.run("select", (shares,), t.table(1), keep=(t.table(1, 8, constant=True),))
+        share = t.run("mul", (share,), t.table(1), keep=(share,))
         return traced.mix(t, (first, own), [share])
 
 
