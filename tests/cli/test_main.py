@@ -219,3 +219,27 @@ def test_closed_pipe_is_quiet() -> None:
     assert process.stderr.read() == b""
     assert process.wait(timeout=60) == 1
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"TWOAXIS_NATIVE": "avx"}, "TWOAXIS_NATIVE='avx': give one of amx, avx512, avx2, plain"),
+        ({"TWOAXIS_NATIVE": "avx", "TWOAXIS_BACKEND": "plain"}, "TWOAXIS_NATIVE='avx': give one of"),
+        ({"TWOAXIS_BACKEND": "fast"}, "TWOAXIS_BACKEND='fast': give one of auto, native, compiled, plain"),
+    ],
+    ids=["kernels", "kernels that nobody asks for", "backend"],
+)
+def test_wrong_environment_is_refused_before_any_work(
+    change: dict[str, str],
+    said: str,
+    command: Callable[[Callable[[Args], int]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    command(lambda args: pytest.fail("it runs"))
+    assert main(["compare"]) == 2
+    assert said in one_line(capsys)
+    assert main(["compare", "--help"]) == 0

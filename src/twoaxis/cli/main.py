@@ -77,7 +77,22 @@ def _dispatch(argv: list[str]) -> int:
     from twoaxis.cli.options import parse
 
     args = parse(command.Args, argv[1:], f"twoaxis {name}")
-    return 0 if args is None else int(command.run(args))
+    if args is None:
+        return 0
+    _check_environment()
+    return int(command.run(args))
+
+
+def _check_environment() -> None:
+    """Refuse a wrong TWOAXIS_BACKEND or TWOAXIS_NATIVE before any work, also where no kernel would ask for it."""
+    if os.environ.get("TWOAXIS_BACKEND"):
+        from twoaxis.ops.choice import requested
+
+        requested()
+    if os.environ.get("TWOAXIS_NATIVE"):
+        from twoaxis.ops.native.levels import level
+
+        level()
 
 
 def usage() -> str:
