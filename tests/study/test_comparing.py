@@ -187,6 +187,17 @@ def test_other_settings_in_the_same_folder_are_refused(study: Study, change: dic
     assert (Path(study.out) / "results.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints"])
+def test_a_single_run_is_not_written_over(study: Study, tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).touch()
+    with pytest.raises(
+        InputError, match="holds a single run, whose results would be lost; give another folder"
+    ):
+        compare(study, tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [name]
+
+
 def test_report_is_rebuilt_from_the_run_folders(study: Study) -> None:
     results = compare(study, command="twoaxis compare")
     out = Path(study.out)

@@ -136,6 +136,17 @@ def test_a_run_that_is_done_returns_its_results(tiny, tmp_path):
     assert sorted(tmp_path.rglob("*")) == files
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_comparison_is_not_written_over(resume, tiny, tmp_path):
+    (tmp_path / "study.yaml").write_text("rows: []\n")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(
+        InputError, match="holds a comparison, whose results would be lost; give another folder"
+    ):
+        train(tiny(steps=1), tmp_path, resume=resume)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["results.json", "study.yaml"]
+
+
 def test_resume_without_a_checkpoint_starts_from_the_beginning(tiny, tmp_path, caplog):
     cfg = tiny(steps=3)
     train(cfg, tmp_path / "whole")

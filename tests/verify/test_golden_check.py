@@ -105,6 +105,15 @@ def test_every_bound_is_stated_and_says_why():
     assert bound("dca", "case", torch.bfloat16) is None
 
 
+def test_an_exact_mask_does_not_hide_the_largest_error():
+    case = by_hand(visible=torch.tensor([True, False]))
+    case.output("visible", torch.tensor([True, False]))
+    case.output("out.y", (3 + 1e-13) * case.leaf("in.x") + case.leaf("param.p"))
+    result = check(case, "hand")
+    assert (result.status, result.output_bound) == ("ok", 1e-12)
+    assert result.output_error == pytest.approx(1e-13 / 4, rel=0.01)
+
+
 def test_error_of_a_tensor():
     a = torch.tensor([1.0, -4.0])
     assert error(a + 0.4, a) == pytest.approx(0.1)

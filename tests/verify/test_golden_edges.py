@@ -33,6 +33,39 @@ def test_a_prompt_of_all_tokens_leaves_none_to_step(length):
     assert (result.status, result.detail) == ("ok", "")
 
 
+@pytest.mark.parametrize(
+    ("d", "heads", "kv_heads", "width", "window"),
+    [(24, 2, 2, 4, 3), (10, 2, 1, 6, 2), (12, 3, 1, 4, 4)],
+    ids=["narrow heads", "wide heads", "heads of d / H"],
+)
+def test_a_window_over_heads_of_any_width(d, heads, kv_heads, width, window):
+    T, x = 7, made(1, 7, d)
+    weights = {
+        f"w_{n}": made(h * width, d) / d for n, h in zip("qkv", (heads, kv_heads, kv_heads), strict=True)
+    }
+    weights["w_o"] = made(d, heads * width)
+    rates = 500.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.cat((torch.arange(T, dtype=torch.float64)[:, None] * rates,) * 2, -1)
+
+    def turned(name):
+        h = (x @ weights[name].T).unflatten(-1, (-1, width)).transpose(1, 2)
+        first, second = h.chunk(2, -1)
+        return h * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+    v = (x @ weights["w_v"].T).unflatten(-1, (-1, width)).transpose(1, 2)
+    k, v = (h.repeat_interleave(heads // kv_heads, 1) for h in (turned("w_k"), v))
+    scores = turned("w_q") @ k.mT / width**0.5
+    seen = torch.ones(T, T, dtype=torch.bool).tril().triu(1 - window)
+    y = (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2) @ weights["w_o"].T
+    params = {"B": 1, "D": width, "Hkv": kv_heads, "Hq": heads, "T": T, "scale": width**-0.5, "w": window}
+    params |= {"feed_lengths": [2, 1, 4], "rope_theta": 500.0}
+    recorded = {"cos": angles.cos()[None], "sin": angles.sin()[None], "out": y, "out_cached": y}
+    case = Case("swa/module", {"case": "hf_module", "params": params}, {"x": x, **weights, **recorded})
+    runners()["sliding-window-attention"](case)
+    result = check(case, "sliding-window-attention")
+    assert (result.status, result.detail) == ("ok", "")
+
+
 def values_of_one() -> Case:
     config = {"layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 2, "mask": "causal, additive"}
     return Case("value_residual/one", {"method": "SVFormer", "config": config}, {"in.x.0": made(1, 3, 4)})

@@ -8,9 +8,9 @@ A sum of k shifted products: each tap is one multiply-add over all tokens, on vi
 import torch
 from torch import Tensor
 
-from .checks import check_conv
 from .native import causal_conv as native
 from .precision import compute_dtype, full_precision
+from .token_checks import check_conv
 
 
 def depthwise_causal_conv(

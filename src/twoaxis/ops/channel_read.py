@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import choice, rebuilt
+from .checks import check_floating
 from .first_order import first_order
 from .precision import compute_dtype, full_precision
 
@@ -31,7 +32,8 @@ def channel_read(state: Tensor, weights: Tensor) -> Tensor:
 
 
 def check_channel_read(state: Tensor, weights: Tensor) -> None:
-    """Refuse shapes that do not fit."""
+    """Refuse what does not fit."""
+    check_floating("state", state)
     if state.ndim < 2 or weights.shape != state.shape[-2:]:
         raise InputError(
             f"state {tuple(state.shape)}, weights {tuple(weights.shape)}: give (..., d, m) and (d, m)"

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .window import check_window
 
 Normalize = Literal["softmax", "sigmoid", "none"]
 Bias = Tensor | Sequence[Tensor | float]
@@ -29,57 +28,6 @@ class ReadOptions(TypedDict, total=False):
     bias: Bias | None
 
 
-def check_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: object,
-    segments: Tensor | None,
-    sink_logits: Tensor | None,
-    sink_tokens: object,
-    position_bias: Tensor | None,
-    reach: Tensor | None = None,
-) -> int | None:
-    """Refuse inputs that `local_attention` does not define; returns the checked window."""
-    window = check_window(window)
-    if isinstance(sink_tokens, bool) or not isinstance(sink_tokens, Integral) or sink_tokens < 0:
-        raise InputError(
-            f"sink_tokens={sink_tokens!r}: give an integer >= 0, the number of first tokens kept visible"
-        )
-    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
-        raise InputError(
-            f"q {_shape(q)}, k {_shape(k)}, v {_shape(v)}: give q (B, H, Tq, D), k and v (B, Hkv, Tk, D)"
-        )
-    (B, H, Tq, D), (_, Hkv, Tk, _) = q.shape, k.shape
-    if k.shape[0] != B or k.shape[3] != D or Tq > Tk:
-        raise InputError(
-            f"q {_shape(q)}, k {_shape(k)}: B and D must agree; the queries are the last Tq <= Tk positions"
-        )
-    if Hkv == 0 or H % Hkv:
-        raise InputError(f"{H} query heads, {Hkv} key heads: the key heads must divide the query heads")
-    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise InputError(f"q {q.dtype}, k {k.dtype}, v {v.dtype}: give one floating-point dtype; cast before")
-    if segments is not None and (segments.shape != (B, Tk) or segments.dtype.is_floating_point):
-        raise InputError(
-            f"segments {_shape(segments)} {segments.dtype}: give integer ids of shape (B, Tk) = ({B}, {Tk})"
-        )
-    if sink_logits is not None and sink_logits.shape != (H,):
-        raise InputError(f"sink_logits {_shape(sink_logits)}: give one logit per query head, shape ({H},)")
-    if position_bias is not None and window is None:
-        raise InputError("position_bias with window=None: a bias by distance needs a finite window")
-    if position_bias is not None and position_bias.shape != (H, window):
-        raise InputError(
-            f"position_bias {_shape(position_bias)}: give one per distance, (H, window) = ({H}, {window})"
-        )
-    if reach is not None and (reach.shape not in ((Tq,), (B, Tq)) or reach.dtype.is_floating_point):
-        raise InputError(
-            f"reach {_shape(reach)} {reach.dtype}: give integers, one per query: ({Tq},) or ({B}, {Tq})"
-        )
-    if reach is not None and window is None:
-        raise InputError("reach with window=None: give the largest reach as the window")
-    return window
-
-
 def check_read(
     query: Tensor,
     sources: Sequence[Tensor],
@@ -94,11 +42,11 @@ def check_read(
     shape = _check_sources(sources)
     if query.shape != shape[-1:] and query.shape != shape:
         raise InputError(
-            f"query {_shape(query)}: give (d,) = ({shape[-1]},) or one per token, {tuple(shape)}"
+            f"query {shape_of(query)}: give (d,) = ({shape[-1]},) or one per token, {tuple(shape)}"
         )
     for name, gain in (("key_gain", key_gain), ("output_gain", output_gain)):
         if gain is not None and gain.shape != shape[-1:]:
-            raise InputError(f"{name} {_shape(gain)}: give one gain per feature, shape ({shape[-1]},)")
+            raise InputError(f"{name} {shape_of(gain)}: give one gain per feature, shape ({shape[-1]},)")
     if normalize not in ("softmax", "sigmoid", "none"):
         raise InputError(f"normalize={normalize!r}: give 'softmax', 'sigmoid' or 'none'")
     if isinstance(heads, bool) or not isinstance(heads, Integral) or heads < 1 or shape[-1] % heads:
@@ -112,7 +60,7 @@ def check_read(
     for b in bias if bias is not None else ():
         if isinstance(b, Tensor) and b.ndim and b.shape != shape[:-1]:
             raise InputError(
-                f"a bias of shape {_shape(b)}: give a scalar or one per token, {tuple(shape[:-1])}"
+                f"a bias of shape {shape_of(b)}: give a scalar or one per token, {tuple(shape[:-1])}"
             )
 
 
@@ -123,7 +71,7 @@ def check_mix(sources: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     if isinstance(weights, Tensor):
         if weights.shape not in ((n,), (n, d)):
             raise InputError(
-                f"weights {_shape(weights)}: give (n,) = ({n},), (n, d) = ({n}, {d}) or one tensor per source"
+                f"weights {shape_of(weights)}: give (n,) = ({n},), (n, d) = ({n}, {d}) or one tensor per source"
             )
         return list(weights.unbind(0))
     if len(weights) != n:
@@ -137,7 +85,7 @@ def _token_weight(w: Tensor, shape: torch.Size) -> Tensor:
     if w.shape == shape[:-1]:
         return w.unsqueeze(-1)
     raise InputError(
-        f"weight {_shape(w)} for sources {tuple(shape)}: give a scalar, {tuple(shape[:-1])} or (..., 1)"
+        f"weight {shape_of(w)} for sources {tuple(shape)}: give a scalar, {tuple(shape[:-1])} or (..., 1)"
     )
 
 
@@ -151,12 +99,13 @@ def check_token_mix(sources: Sequence[Tensor], weights: Tensor) -> None:
         or not weights.shape[-2]
     ):
         raise InputError(
-            f"weights {_shape(weights)} for {len(sources)} sources {tuple(shape)}: give (..., O, n), O >= 1"
+            f"weights {shape_of(weights)} for {len(sources)} sources {tuple(shape)}: give (..., O, n), O >= 1"
         )
 
 
 def check_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor) -> bool:
     """Refuse what `delta_rewrite` does not define; returns True for an expanded state (..., d, m)."""
+    check_floating("state", state)
     lead, expanded = direction.shape[:-1], state.ndim == direction.ndim + 1
     if (
         direction.ndim == 0
@@ -164,37 +113,18 @@ def check_rewrite(state: Tensor, direction: Tensor, value: Tensor, gate: Tensor)
         or state.ndim > direction.ndim + 1
     ):
         raise InputError(
-            f"state {_shape(state)}, direction {_shape(direction)}: give (..., d) or (..., d, m) and (..., d)"
+            f"state {shape_of(state)}, direction {shape_of(direction)}: give (..., d) or (..., d, m) and (..., d)"
         )
     allowed = [(*lead, state.shape[-1])] if expanded else [tuple(lead), (*lead, 1)]
     if tuple(value.shape) not in allowed:
         raise InputError(
-            f"value {_shape(value)} for state {_shape(state)}: give {' or '.join(map(str, allowed))}"
+            f"value {shape_of(value)} for state {shape_of(state)}: give {' or '.join(map(str, allowed))}"
         )
     if tuple(gate.shape) not in (tuple(lead), (*lead, 1)):
         raise InputError(
-            f"gate {_shape(gate)}: give one gate in (0, 2) per token, {tuple(lead)} or {(*lead, 1)}"
+            f"gate {shape_of(gate)}: give one gate in (0, 2) per token, {tuple(lead)} or {(*lead, 1)}"
         )
     return expanded
-
-
-def check_conv(x: Tensor, weight: Tensor, history: Tensor | None, segments: Tensor | None) -> int:
-    """Refuse what `depthwise_causal_conv` does not define; returns the number of rows of history."""
-    channels = weight.shape[:-1]
-    fits = x.ndim == weight.ndim + 1 and weight.ndim >= 2 and weight.shape[-1] >= 1
-    if not fits or any(a != b and 1 not in (a, b) for a, b in zip(x.shape[2:], channels)):
-        raise InputError(f"x {_shape(x)}, weight {_shape(weight)}: give (B, T, C..) and (C.., k) with k >= 1")
-    if history is not None and (history.shape[:1], history.shape[2:]) != (x.shape[:1], x.shape[2:]):
-        raise InputError(f"history {_shape(history)}: give (B, R, C..) for x {_shape(x)}")
-    R = 0 if history is None else history.shape[1]
-    if segments is not None and (
-        segments.shape != (x.shape[0], R + x.shape[1]) or segments.dtype.is_floating_point
-    ):
-        raise InputError(
-            f"segments {_shape(segments)} {segments.dtype}: give integer ids of history and x, "
-            f"({x.shape[0]}, {R + x.shape[1]})"
-        )
-    return R
 
 
 def source_dtype(sources: Sequence[Tensor]) -> torch.dtype:
@@ -213,8 +143,11 @@ def check_streams(
     gain: Tensor | None = None,
 ) -> None:
     """Refuse what does not fit streams (..., n, d)."""
+    check_floating("streams", streams)
     if streams.ndim < 3:
-        raise InputError(f"streams {_shape(streams)}: give (..., n, d) with at least one dimension of tokens")
+        raise InputError(
+            f"streams {shape_of(streams)}: give (..., n, d) with at least one dimension of tokens"
+        )
     *lead, n, d = streams.shape
     for name, x, says, last in (
         ("weights", weights, "(..., n)", (n,)),
@@ -226,13 +159,13 @@ def check_streams(
         own, dims = x.shape[: x.ndim - len(last)], x.shape[x.ndim - len(last) :]
         repeats = name != "branch" and len(own) == len(lead) and all(a in (1, b) for a, b in zip(own, lead))
         if tuple(dims) != last or not (repeats or list(own) == lead):
-            raise InputError(f"{name} {_shape(x)} for streams {_shape(streams)}: give {says}")
+            raise InputError(f"{name} {shape_of(x)} for streams {shape_of(streams)}: give {says}")
     if matrix is not None and (matrix.ndim != 2 or matrix.shape[0] != d):
-        raise InputError(f"matrix {_shape(matrix)} for streams {_shape(streams)}: give (d, c)")
+        raise InputError(f"matrix {shape_of(matrix)} for streams {shape_of(streams)}: give (d, c)")
     if joint is not None and (joint.ndim != 2 or joint.shape[0] != n * d):
-        raise InputError(f"matrix {_shape(joint)} for streams {_shape(streams)}: give (n d, c)")
+        raise InputError(f"matrix {shape_of(joint)} for streams {shape_of(streams)}: give (n d, c)")
     if gain is not None and gain.shape != (d,):
-        raise InputError(f"gain {_shape(gain)} for streams {_shape(streams)}: give (d,)")
+        raise InputError(f"gain {shape_of(gain)} for streams {shape_of(streams)}: give (d,)")
 
 
 def _check_sources(sources: Sequence[Tensor]) -> torch.Size:
@@ -241,10 +174,20 @@ def _check_sources(sources: Sequence[Tensor]) -> torch.Size:
     shape = sources[0].shape
     if any(x.shape != shape for x in sources) or not shape:
         raise InputError(
-            f"sources of shapes {[_shape(x) for x in sources]}: give tensors of one shape (..., d)"
+            f"sources of shapes {[shape_of(x) for x in sources]}: give tensors of one shape (..., d)"
         )
+    if not all(x.dtype.is_floating_point for x in sources):
+        dtypes = ", ".join(str(x.dtype) for x in sources)
+        raise InputError(f"sources of {dtypes}: give floating-point dtypes; cast before")
     return shape
 
 
-def _shape(x: Tensor) -> tuple[int, ...]:
+def check_floating(name: str, x: Tensor) -> None:
+    """Results are cast to the dtype of what is given: in integers they would be rounded."""
+    if not x.dtype.is_floating_point:
+        raise InputError(f"{name} {x.dtype}: give a floating-point dtype; cast before")
+
+
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """As messages show it."""
     return tuple(x.shape)

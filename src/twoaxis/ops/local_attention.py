@@ -7,9 +7,9 @@ from ..errors import InputError
 from . import choice, reference
 from .backends import blocked, flash, flex, sdpa
 from .backends.plan import kept_keys
-from .checks import check_attention
 from .native import local_attention as native
 from .precision import BF16_UNITS
+from .token_checks import check_attention
 
 BACKENDS = ("auto", "reference", "blocked", "native", "sdpa", "flex", "flash", "varlen")
 _SMALL = 64  # up to so many keys in all a masked SDPA call is no slower than blocks

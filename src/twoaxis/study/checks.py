@@ -29,7 +29,10 @@ def check_inputs(cfg: TrainConfig) -> None:
 
 
 def refuse_other_runs(study: Study, folder: Path) -> None:
-    """InputError if a run of this study was made with other settings in the same folder."""
+    """InputError if the folder is a run of its own, or holds one of this study made with other settings."""
+    alone = RunFolder(folder)
+    if alone.config.exists() or alone.checkpoints.exists():
+        raise InputError(f"{folder} holds a single run, whose results would be lost; give another folder")
     for row, seed in study.runs():
         run = RunFolder(run_folder(folder, row, seed))
         if run.config.is_file():

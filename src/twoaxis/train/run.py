@@ -56,6 +56,10 @@ class RunFolder:
 
     def checkpoint_to_resume(self, cfg: TrainConfig, resume: bool) -> Path | None:
         """Where a run with `cfg` goes on from, None to start; refuses to mix runs."""
+        if (self.path / "study.yaml").exists():
+            raise InputError(
+                f"{self.path} holds a comparison, whose results would be lost; give another folder"
+            )
         if not resume or not self.config.exists():
             if resume and self.checkpoints.exists():
                 raise InputError(

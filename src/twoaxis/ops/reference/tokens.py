@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..checks import check_attention, check_conv
 from ..precision import compute_dtype, full_precision
+from ..token_checks import check_attention, check_conv
 from ..window import visible
 
 

@@ -121,7 +121,7 @@ def _worst(rows: list[tuple[str, float, float]], usual: float) -> tuple[float | 
 
     def excess(row: tuple[str, float, float]) -> float:
         _, e, bound = row
-        return e / bound if e == e and bound else float("inf")
+        return 0.0 if e == 0 else e / bound if e == e and bound else float("inf")
 
     _, error, bound = max(rows, key=excess, default=("", None, usual))
     return error, bound

@@ -79,9 +79,8 @@ def module(case: Case) -> None:
     x = case.leaf("x")
     heads = {"n_heads": params["Hq"], "n_kv_heads": params["Hkv"]}
     layout = Layout(d_model=x.shape[-1], blocks=(), rope_base=params["rope_theta"], **heads)
-    core = ShortSWA(spec.parse_spec("sequence", f"short_swa(window={params['w']})"), layout, 0)
-    if core.width != params["D"]:
-        raise NotRun(f"head width {params['D']} with {params['Hq']} heads is not d = {layout.d_model}")
+    text = f"short_swa(window={params['w']}, head_dim={params['D']})"
+    core = ShortSWA(spec.parse_spec("sequence", text), layout, 0)
     qkv = torch.cat([case.leaf(f"w_{name}") for name in "qkv"])
     case.bind(core, {"qkv.weight": qkv, "out.weight": case.leaf("w_o")})
     case.output("out", core(Reads(x), Context()))
