@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.depth.stored import STORED_DTYPES, Stored, linear, plain_parts, store
-from twoaxis.ops import depth_read, gated_mix, mix
+from twoaxis.depth.stored import STORED_DTYPES, Stored, plain_parts, store
+from twoaxis.ops import depth_read, gated_mix, head_mix, mix
 
 SHAPES = [(2, 5, 7), (1, 3, 4, 5), (3, 1, 1)]
 
@@ -85,7 +85,7 @@ READS = {
     "gated_mix": lambda q, *v: gated_mix(v, torch.ones(1, 2), q[None])[0],
     "sum": lambda q, *v: (v[0] + q * v[1]).square(),
     "linear": lambda q, *v: F.linear(v[0], q[None]) * v[1],
-    "kept linear": lambda q, *v: linear(v[0], q[None]) * v[1],
+    "head_mix": lambda q, *v: head_mix(v, torch.cat((q, 2 * q))[None], (5,))[0],
     "views": lambda q, *v: v[0].split((2, 4), -1)[1].reshape(-1, 2) * v[1][..., 2:].reshape(-1, 2) * q[0],
     "merged": lambda q, *v: (v[0].reshape(-1) * v[1].transpose(1, 2).reshape(-1)).sum() * q,
 }

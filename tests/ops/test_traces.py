@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_cases import documents, qkv
 
-from twoaxis.ops import delta_rewrite, depth_read, local_attention, mix, token_mix
+from twoaxis.ops import delta_rewrite, depth_read, head_mix, local_attention, mix, token_mix
 
 CALLS = {
     "blocked": lambda x: local_attention(x, 2 * x, 3 * x, 4, backend="blocked"),
@@ -15,6 +15,7 @@ CALLS = {
     "depth_read": lambda x: depth_read(x[0, 0, 0], (x, 2 * x), output_eps=1e-6),
     "mix": lambda x: mix((x, 2 * x), x[0, 0, :2, 0]),
     "token_mix": lambda x: token_mix((x, 2 * x), x[..., :2].unsqueeze(-2))[0],
+    "head_mix": lambda x: head_mix((x, 2 * x), x[0, 0, :3, :2].repeat(1, 3), (40,))[0].mT,
     "delta_rewrite": lambda x: delta_rewrite(x, 2 * x, x[..., 0], x[..., 1], 1e-5),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
@@ -24,10 +23,9 @@ from twoaxis.depth.history import History, source_specs
 from twoaxis.depth.inside import attentions_at, attentions_before, run_inside
 from twoaxis.depth.lime_dynamic import DynamicLIMe
 from twoaxis.depth.lime_trace import lime_trace
-from twoaxis.depth.stored import linear
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
-from twoaxis.ops.precision import few, full_precision
+from twoaxis.ops import head_mix, head_rows
 from twoaxis.types import (
     Context,
     Coordinates,
@@ -147,11 +145,10 @@ class LIMe(Connection):
         def between(q: Tensor, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal sources, n
             assert v is not None
-            own = torch.cat((k, v), -1).mT.to(state["stream"].dtype).contiguous()  # heads fastest
+            own = head_rows(*(x.to(state["stream"].dtype) for x in (k, v)))
             if n:
-                routed = self.routers[str(n)]((*sources.sources, own)).to(q.dtype).mT
-                # copies: torch's fast attention refuses rows whose features are not side by side
-                k, v = (x.contiguous() for x in routed.split([k.shape[-1], v.shape[-1]], -1))
+                rows, widths = (*sources.sources, own), (k.shape[-1], v.shape[-1])
+                k, v = (x.to(q.dtype) for x in self.routers[str(n)](rows, widths))
             sources, n = sources.push(own, n), n + 1
             return q, k, v
 
@@ -194,7 +191,7 @@ def routers(layout: Layout) -> list[tuple[int, int, int, int]]:
 
 
 class Router(nn.Module):
-    """R (heads, older + heads): [K'|V'] (B, T, 2 D, heads) from the rows of all layers, this one's last.
+    """R (heads, older + heads): K' and V' (B, T, heads, D) from the rows of all layers, this one's last.
 
     Starts at the identity for this layer's heads, and for older ones uniform in +-sqrt(3 / (older + heads)),
     or at zero.
@@ -207,16 +204,9 @@ class Router(nn.Module):
             torch.cat((torch.empty(heads, older).uniform_(-1, 1) * reach, torch.eye(heads)), 1)
         )
 
-    def forward(self, rows: tuple[Tensor, ...]) -> Tensor:
-        """(B, T, 2 D, heads) from each layer's (B, T, 2 D, its heads), oldest first."""
-        with full_precision(rows[0]):
-            if few(rows):  # in a step one product costs less than its parts
-                return F.linear(torch.cat(rows, -1), self.weight.to(rows[0].dtype))
-            parts = self.weight.to(rows[0].dtype).split([r.shape[-1] for r in rows], 1)
-            total = linear(rows[0], parts[0])
-            for part, row in zip(parts[1:], rows[1:], strict=True):
-                total = total + linear(row, part)
-        return total
+    def forward(self, rows: tuple[Tensor, ...], widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """(B, T, heads, width) for each width, from each layer's (B, T, 2 D, its heads), oldest first."""
+        return head_mix(rows, self.weight, widths)
 
 
 class LIMeStream(NamedStream):

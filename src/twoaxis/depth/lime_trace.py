@@ -8,6 +8,7 @@ from twoaxis.depth.history import History
 from twoaxis.depth.inside import attentions_at, attentions_before
 from twoaxis.depth.lime_dynamic import DynamicTrace
 from twoaxis.depth.trace import Trace
+from twoaxis.ops import traced
 from twoaxis.tape import Array, Tape
 from twoaxis.types import Layout
 
@@ -37,13 +38,12 @@ class LIMeTrace(Trace):
             assert v is not None
             widths = k.width, v.width
             with t.of("depth"):
-                joined = t.run("cat", (k, v), t.array(sum(widths)))
-                own = t.run("turn", (joined,), t.array(joined.width, t.state_itemsize))
+                own = t.run("cat", [t.state(x) for x in (k, v)], t.array(sum(widths), t.state_itemsize))
                 if n:
-                    rows, heads = (*sources.sources, own), [a.heads for a in found]
-                    parts = [t.linear(row, heads[n], of=h) for row, h in zip(rows, heads, strict=False)]
-                    routed = t.cast(t.add(*parts), q.itemsize)
-                    k, v = (t.run("copy", (routed,), t.array(width, routed.itemsize)) for width in widths)
+                    rows, heads = (*sources.sources, own), [a.heads for a in found[: n + 1]]
+                    routed = traced.head_mix(t, rows, heads, heads[n])
+                    copies = (t.run("copy", (routed,), t.array(w, routed.itemsize)) for w in widths)
+                    k, v = (t.cast(x, q.itemsize) for x in copies)
                 sources = sources.push(own, n)
             n += 1
             return q, k, v

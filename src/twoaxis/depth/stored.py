@@ -13,10 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from twoaxis.errors import InputError
 from twoaxis.ops.choice import transformed
@@ -125,14 +123,6 @@ def store(x: Tensor, dtype: str) -> Tensor:
         )
     kept: Tensor = _Store.apply(x, dtype)
     return kept
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T, (..., in) -> (..., out), which keeps a stored x as it is for backward, whatever its shape."""
-    if isinstance(x, Stored):
-        y: Tensor = checkpoint(F.linear, x, weight, use_reentrant=False)
-        return y
-    return F.linear(x, weight)
 
 
 def plain_parts(tensor: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from .conventions import CONVENTIONS, window_for, window_from
 from .delta_rewrite import delta_rewrite
 from .depth_read import depth_read
 from .gated_mix import gated_mix
+from .head_mix import head_mix, head_rows
 from .local_attention import local_attention
 from .mix import mix
 from .norm import add_rms_norm, rms, rms_norm
@@ -32,6 +33,8 @@ __all__ = [
     "depth_read",
     "depthwise_causal_conv",
     "gated_mix",
+    "head_mix",
+    "head_rows",
     "hyper_gates",
     "joint_scores",
     "local_attention",

@@ -95,6 +95,13 @@ class Entry:
     handle: Tensor
     seen: dict[float, Seen] = field(default_factory=dict)
     rows: Tensor | None = None
+    turned: Tensor | None = None
+
+    def heads(self) -> Tensor:
+        """A source (..., D, H) as (H, tokens x D), for mixes of heads."""
+        if self.turned is None:
+            self.turned = self.x.detach().movedim(-1, 0).flatten(1)
+        return self.turned
 
     def flat(self) -> Tensor:
         """(N, d), contiguous, for mixes by known weights."""
@@ -137,14 +144,35 @@ def known(
 
 def mixed_ones(sources: Sequence[Tensor]) -> tuple[Pull, list[Tensor], Tensor] | None:
     """For a mix: the sources, alike, as rows (N, d), and the newest one's handle; None outside of the loop."""
-    loop, kind = rebuilt.current(), (sources[0].shape, sources[0].dtype)
-    if loop is None or any((x.shape, x.dtype) != kind for x in sources):
+    kind = sources[0].shape, sources[0].dtype
+    found = None if any((x.shape, x.dtype) != kind for x in sources) else _entries(sources)
+    if found is None:
         return None
-    if not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
+    pull, newest = _held(found)
+    return pull, [entry.flat() for entry in found], newest
+
+
+def headed_ones(sources: Sequence[Tensor]) -> tuple[Pull, list[Tensor], Tensor] | None:
+    """For a mix of heads: the sources as (H_m, tokens x D), and the newest one's handle; None outside of the loop."""
+    found = _entries(sources)
+    if found is None:
         return None
-    found = [loop.sources[id(x)] for x in sources]
+    pull, newest = _held(found)
+    return pull, [entry.heads() for entry in found], newest
+
+
+def _entries(sources: Sequence[Tensor]) -> list[Entry] | None:
+    """The sources of the loop; None outside of it or if one is not plain."""
+    loop = rebuilt.current()
+    if loop is None or not all(id(x) in loop.sources or _entered(loop, x) for x in sources):
+        return None
+    return [loop.sources[id(x)] for x in sources]
+
+
+def _held(found: list[Entry]) -> tuple[Pull, Tensor]:
+    """What an operator knows of its sources, and the newest one's handle, which stands for all."""
     newest = max(found, key=lambda entry: entry.number)
-    return Pull(tuple([entry.source for entry in found])), [entry.flat() for entry in found], newest.handle
+    return Pull(tuple([entry.source for entry in found])), newest.handle
 
 
 def _entered(loop: rebuilt.Loop, x: Tensor) -> bool:

@@ -46,6 +46,29 @@ def token_mix(t: Tape, sources: Sequence[Array], weights: Array, sums: int = 1) 
     return made
 
 
+def head_mix(t: Tape, sources: Sequence[Array], heads: Sequence[int], made: int) -> Array:
+    """`made` heads of all heads of the sources, which are kept: 2 per number and head that is made.
+
+    It is a product for each source, which in the loop gathers its gradient."""
+    n, first, of = len(sources), sources[0], heads[0]
+    W = t.weight(sum(heads) * made)
+    out = Array(first.numbers // of * made, first.width // of * made, first.itemsize)
+    plain = all(x.held is None for x in sources)
+    turned = 0 if first.itemsize == t.wide else n + 1  # into the dtype of sums
+    return t.run(
+        "head mix",
+        (*sources, W),
+        out,
+        keep=(*sources, W),
+        flops=sum(2 * x.numbers * made for x in sources),
+        launches=n + turned,
+        moved=sum(x.nbytes for x in sources) + (2 * n - 1) * out.nbytes,
+        product=True,
+        gathers=float(plain and not t.decoding),
+        looks=True,
+    )
+
+
 def depth_read(
     t: Tape,
     query: Array,

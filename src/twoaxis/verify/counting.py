@@ -36,6 +36,10 @@ def _mixed_by_token(sources: Any, weights: Tensor, out: Any) -> int:
     return 2 * weights.shape[-2] * sum(x.numel() for x in sources)
 
 
+def _mixed_heads(sources: Any, weight: Tensor, widths: Any, out: Any) -> int:
+    return 2 * len(weight) * sum(x.numel() for x in sources)
+
+
 def _gated(sources: Any, weights: Tensor, gate: Tensor, out: Any, **options: Any) -> int:
     return 6 * len(gate) * sum(x.numel() for x in sources)
 
@@ -53,6 +57,7 @@ def _convolved(x: Tensor, weight: Tensor, out: Tensor, **options: Any) -> int:
 OPERATORS: dict[Any, Formula] = {
     ops.mix: _mixed,
     ops.token_mix: _mixed_by_token,
+    ops.head_mix: _mixed_heads,
     ops.gated_mix: _gated,
     ops.depth_read: _read,
     ops.delta_rewrite: lambda state, *rest: 4 * state.numel(),
@@ -69,6 +74,7 @@ FAST = [  # whose backward passes run products of their own
     for name, cls in (
         ("mix", "_Mix"),
         ("token_mix", "_TokenMix"),
+        ("head_mix", "_HeadMix"),
         ("gated_mix", "_GatedMix"),
         ("depth_read", "_DepthRead"),
         ("pulled", "_Gather"),

@@ -4,7 +4,7 @@ Same names and signatures as `twoaxis.ops`. Memory and speed do not matter here;
 """
 
 from .model import add_rms_norm, rms, rms_norm, rotate, swiglu, token_loss
-from .reads import depth_read, gated_mix, mix, token_mix
+from .reads import depth_read, gated_mix, head_mix, mix, token_mix
 from .streams import (
     channel_read,
     delta_rewrite,
@@ -27,6 +27,7 @@ __all__ = [
     "depth_read",
     "depthwise_causal_conv",
     "gated_mix",
+    "head_mix",
     "hyper_gates",
     "joint_scores",
     "local_attention",

@@ -6,7 +6,16 @@ from typing import Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from ..checks import Bias, Normalize, ReadOptions, Weights, check_mix, check_read, source_dtype
+from ..checks import (
+    Bias,
+    Normalize,
+    ReadOptions,
+    Weights,
+    check_head_mix,
+    check_mix,
+    check_read,
+    source_dtype,
+)
 from ..gated_mix import check_gated_mix
 from ..precision import compute_dtype, full_precision
 from .model import rms
@@ -84,6 +93,15 @@ def mix(sources: Sequence[Tensor], weights: Weights) -> Tensor:
 def token_mix(sources: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
     """sum_j w_oj x_j for each o of weights (..., O, n); see `ops.token_mix`."""
     return tuple(mix(sources, row.unbind(-1)) for row in weights.unbind(-2))
+
+
+def head_mix(sources: Sequence[Tensor], weight: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    """sum_m sum_g R[h, (m, g)] [x_m]_g of heads of sources (..., D, H_m), cut by widths; see `ops.head_mix`."""
+    check_head_mix(sources, weight, widths)
+    dtype = compute_dtype(*sources)
+    with full_precision(sources[0]):
+        mixed = torch.cat([x.to(dtype) for x in sources], -1) @ weight.to(dtype).mT
+    return mixed.to(source_dtype(sources)).mT.split(list(widths), -1)
 
 
 def gated_mix(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from twoaxis.depth import LIMe, build
 from twoaxis.depth.history import History
@@ -44,8 +44,8 @@ def router(case: Case) -> None:
     case.bind(connection, {f"routers.{n}.weight": case.leaf("param.R")})
     S = case.leaf("in.S").view(n + 1, heads, config["B"], config["T"], 2 * width)
     rows = tuple(layer.permute(1, 2, 3, 0) for layer in S.unbind(0))  # (B, T, 2 D, heads)
-    routed: Tensor = connection.routers[str(n)](rows)
-    case.output("out.KV", routed.permute(3, 0, 1, 2).flatten(1))
+    (routed,) = connection.routers[str(n)](rows, (2 * width,))
+    case.output("out.KV", routed.movedim(-2, 0).flatten(1))
 
 
 def dynamic(case: Case) -> None:

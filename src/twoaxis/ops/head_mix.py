@@ -1,0 +1,139 @@
+"""Mixes of heads over depth: each head of the result is a sum over the heads of all sources, by weights of no token.
+
+    [y]_h = sum_m sum_g R[h, (m, g)] [x_m]_g;   dx_m = sum over the mixes that saw x_m of R_m^T g,   dR_m = <g, x_m>
+
+A source holds its heads one after the other in memory, (H_m, tokens x D) as a matrix, so that a mix is a chain of
+products R_m x_m with few rows and long ones, each of which reads its source once and adds to the result in place: no
+copy of all sources side by side, and no transposed ones. Backward makes dR from the sources. In the decoder's own loop
+(`pulled`) it leaves g to them, and each sums up its gradient by a chain of the same kind; elsewhere a mix writes its
+sources' gradients, which autograd adds to one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .checks import check_head_mix
+from .first_order import first_order
+from .owed import Owed
+from .precision import cast, compute_dtype, few, full_precision
+from .pulled import headed_ones
+
+
+def head_rows(*parts: Tensor) -> Tensor:
+    """A source (..., D, H) of parts (..., H, width), D the sum of widths: in memory a head is followed by the next."""
+    if few(parts):
+        return torch.cat(parts, -1).mT.contiguous()
+    return torch.cat([x.movedim(-2, 0) for x in parts], -1).movedim(0, -1)
+
+
+def head_mix(sources: Sequence[Tensor], weight: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    """The mixed heads (..., H, D), cut into parts of these widths (LIMe 2502.09245: keys and values).
+
+    Sums run in at least float32 and are cast once to the sources' dtype. Backward keeps sources and weight. In the
+    decoder's own loop a source gathers its gradient once, from all mixes.
+
+    Args:
+        sources: tuple of n tensors (..., D, H_m), of any layout; `head_rows` makes the fastest.
+        weight: (H, sum of all H_m), oldest source first.
+        widths: of the parts, D in all.
+
+    Returns:
+        a tensor (..., H, width) for each width, contiguous.
+
+    Raises:
+        InputError: for shapes that do not fit.
+    """
+    check_head_mix(sources, weight, widths)
+    if few(sources):
+        mixed = F.linear(torch.cat(tuple(sources), -1), cast(weight, sources[0].dtype)).mT
+        return tuple(part.contiguous() for part in mixed.split(list(widths), -1))
+    found = headed_ones(sources)
+    pull, rows, given = (None, None, tuple(sources)) if found is None else (found[0], found[1], (found[2],))
+    made: tuple[Tensor, ...] = _HeadMix.apply(pull, rows, tuple(widths), weight, *given)
+    return made
+
+
+class _HeadMix(torch.autograd.Function):
+    """Kept are weight and sources. rows: those of the loop, (H_m, tokens x D), and then only the newest one's handle is
+    given."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+        pull, rows, widths, weight, *sources = args
+        newest, ctx.pull, ctx.widths = sources[-1], pull, widths
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(weight, *(sources if rows is None else rows))
+        rows, dtype = _rows(sources) if rows is None else rows, compute_dtype(*sources)
+        with full_precision(newest):
+            total = _chain(_parts(weight, rows, dtype), rows)
+        parts = total.view(len(total), *newest.shape[:-1]).movedim(0, -2).split(list(widths), -1)
+        return tuple(x.to(newest.dtype, copy=True, memory_format=torch.contiguous_format) for x in parts)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, *sources = ctx.saved_tensors  # once: a checkpoint unpacks it once
+        none, given = (None,) * len(ctx.needs_input_grad), next((g for g in grads if g is not None), None)
+        if given is None:
+            return none
+        rows = _rows(sources) if ctx.pull is None else sources
+        lead, dtype = given.shape[:-2], compute_dtype(*sources)
+        heads = rows[0].new_empty(len(weight), *lead, sum(ctx.widths))
+        for part, grad in zip(heads.split(list(ctx.widths), -1), grads, strict=True):
+            part.zero_() if grad is None else part.copy_(grad.movedim(-2, 0))
+        g, dweight = heads.flatten(1), None
+        dsources: tuple[Tensor | None, ...] = none[4:]
+        with full_precision(g):
+            if ctx.needs_input_grad[3]:
+                dweight = torch.cat([cast(g, dtype) @ cast(x, dtype).mT for x in rows], 1).to(weight.dtype)
+            parts = [part.mT for part in _parts(weight.detach(), rows, dtype)]
+            if ctx.pull is not None:
+                ctx.pull.leave(HeadMixed(parts, g))
+            else:
+                wanted = zip(parts, sources, ctx.needs_input_grad[4:], strict=True)
+                dsources = tuple(_like(_chain([w], [g]), x) if want else None for w, x, want in wanted)
+        return None, None, None, dweight, *dsources
+
+
+@dataclass(eq=False)
+class HeadMixed(Owed):
+    """What a mix leaves: R_m^T (H_m, H) of each source, in the dtype of sums, and g (H, tokens x D) in the sources'."""
+
+    parts: list[Tensor]
+    g: Tensor
+
+    @classmethod
+    def gather(cls, x: Tensor, left: Sequence[tuple[HeadMixed, int]]) -> list[Tensor]:
+        """See `Owed`."""
+        return [_like(_chain([mix.parts[i] for mix, i in left], [mix.g for mix, _ in left]), x)]
+
+
+def _chain(weights: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    """sum_m R_m x_m, (H, tokens x D), of x_m (H_m, tokens x D), in the weights' dtype."""
+    dtype = weights[0].dtype
+    total = weights[0] @ cast(rows[0], dtype)
+    for w, x in zip(weights[1:], rows[1:], strict=True):
+        torch.addmm(total, w, cast(x, dtype), out=total)
+    return total
+
+
+def _parts(weight: Tensor, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The weight's columns of each source."""
+    return cast(weight, dtype).split([len(x) for x in rows], 1)
+
+
+def _rows(sources: Sequence[Tensor]) -> list[Tensor]:
+    """(..., D, H_m) as (H_m, tokens x D): copies, where that is not how they lie."""
+    return [x.movedim(-1, 0).flatten(1) for x in sources]
+
+
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    """(H, tokens x D) like a source (..., D, H)."""
+    return cast(rows.view(len(rows), *x.shape[:-1]), x.dtype).movedim(0, -1)
