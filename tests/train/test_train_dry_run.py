@@ -11,12 +11,15 @@ from twoaxis.cost import cost
 from twoaxis.cost.hardware import hardware
 from twoaxis.cost.mesh import Mesh
 from twoaxis.cost.sizes import size
+from twoaxis.data import load_corpus, load_tokenizer, tokenize
 from twoaxis.errors import InputError
 from twoaxis.model import Decoder, ModelConfig
+from twoaxis.ops.native import adamw
 from twoaxis.train import TrainConfig
 from twoaxis.train.dry_run import dry_run
 from twoaxis.train.optimizer import Optimizer
 from twoaxis.train.precision import Master
+from twoaxis.train.session import Session
 
 SMALL = ModelConfig(vocab_size=37, d_model=24, n_blocks=4, n_heads=2, depth="ddl")
 
@@ -178,3 +181,33 @@ def test_a_rounded_history_is_counted_as_it_is_kept():
     model = dataclasses.replace(SMALL, depth="attnres", history="int8")
     (needs,) = dry_run(config(model)).ranks
     assert needs.activations + needs.state == cost(model, 2, 5).saved_bytes - 8
+
+
+@pytest.mark.parametrize(("accumulation", "share"), [(1, 3), (2, 1)], ids=["one micro-batch", "two"])
+def test_gradients_of_bf16_master_at_their_peak(accumulation, share, tiny, text, monkeypatch):
+    """In bfloat16 beside their sums in float32; of one micro-batch the count is an upper bound, and says so."""
+    cfg = tiny(precision="bf16_master", accumulation=accumulation, batch_size=2 // accumulation)
+    session, seen = Session(cfg, tokenize(load_corpus(text).train, load_tokenizer("byte"))), []
+
+    def looking(method):
+        def run(*args, **kwargs):
+            tensors = (*session.model.parameters(), *session.master.named.values())
+            seen.append(sum(p.grad.nbytes for p in tensors if p.grad is not None))
+            return method(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(Master, "collect", looking(Master.collect))
+    monkeypatch.setattr(Optimizer, "step", looking(Optimizer.step))
+    session.step()
+    (needs,) = dry_run(cfg).ranks
+    assert max(seen) <= needs.gradients
+    if adamw.library(list(session.master.named.values())) is not None:
+        assert max(seen) * share == needs.gradients
+
+
+@pytest.mark.parametrize("accumulation", ["1", "2"])
+def test_the_command_says_where_gradients_are_at_most(accumulation, capsys):
+    flags = ["--size", "1b", "--seq-len", "256", "--batch-size", "1", "--precision", "bf16_master"]
+    assert main(["train", "--dry-run", *flags, "--accumulation", accumulation]) == 0
+    assert ("gradients: at most" in capsys.readouterr().out) == (accumulation == "1")

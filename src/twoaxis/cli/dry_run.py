@@ -101,6 +101,10 @@ def _text(told: dict[str, Any]) -> str:
         sent = " ".join(_gb(rank["sent"][to]) for to in ("pipeline", "tensor", "data"))
         lines.append(f"{rank['rank']:>4} {rank['parameters']:>12,} {held} {rank['live']:>5} {both} {sent}")
     host = max(rank["host"] for rank in told["ranks"])
+    if told["precision"] == "bf16_master" and told["micro_batches"] == 1:
+        lines.append(
+            "gradients: at most, 6 bytes a number; of one micro-batch on one process 2 to 4 are there at once"
+        )
     lines += [f"the host holds up to {host / 1e9:.3g} GB of each process besides"] if host else []
     return "\n".join([*lines, "", *_verdict(told)])
 

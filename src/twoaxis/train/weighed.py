@@ -17,7 +17,11 @@ from twoaxis.train.optimizer import group_of
 
 
 class Trained(NamedTuple):
-    """Numbers that are trained, and bytes: their weights, gradients, and the optimiser."""
+    """Numbers that are trained, and bytes: their weights, gradients, and the optimiser.
+
+    Gradients of bf16_master are a micro-batch's own, in bfloat16, beside their sums in float32: at most so much where a
+    step has one micro-batch.
+    """
 
     numbers: int
     weights: int
