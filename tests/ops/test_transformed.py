@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from twoaxis import InputError
+from twoaxis import InputError, ops
 from twoaxis.depth.stored import store
 from twoaxis.model.loss import chunked_token_loss
-from twoaxis.ops import choice, mix
+from twoaxis.ops import choice, mix, reference
 from twoaxis.verify.operators import Operator, operators
 
 pytestmark = [
@@ -25,6 +25,9 @@ OPERATORS = {
     "channel_read": Operator("channel_read", [(3, 5, 4), (5, 4)], lambda f, *xs: f(*xs), ""),
     "joint_scores": Operator("joint_scores", [(3, 4, 5), (20, 24)], lambda f, *xs: f(*xs, 1e-6), ""),
     "sinkhorn": Operator("sinkhorn", [(3, 3, 3)], lambda f, x: f(x, 5, eps=1e-3), ""),
+    "head_mix": Operator(
+        "head_mix", [(2, 4), (3, 5, 2), (3, 5, 2)], lambda f, w, *xs: torch.cat(f(xs, w, (2, 3)), -1), ""
+    ),
     "attention by torch": Operator("local_attention", HEADS, lambda f, *xs: f(*xs, 3), ""),
     "attention by blocks": Operator(
         "local_attention", HEADS, lambda f, *xs: f(*xs, 3, backend="blocked"), ""
@@ -34,6 +37,11 @@ OPERATORS = {
     ),
 }
 every = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+
+
+def test_every_equation_is_here() -> None:
+    known = {*reference.__all__} & {*ops.__all__} - {"rms"}  # which is torch's own operations
+    assert known == {operator.name for operator in OPERATORS.values()}
 
 
 def gradients(operator: Operator, inputs: list[Tensor], along: Tensor) -> tuple[Tensor, ...]:
