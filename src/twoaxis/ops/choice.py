@@ -90,7 +90,7 @@ def forward_mode() -> bool:
 
 def transformed() -> bool:
     """Whether one of torch.func's transforms is at work, or forward mode."""
-    return not is_compiling() and (_are_functorch_transforms_active() or forward_mode())
+    return not is_compiling() and (_are_functorch_transforms_active() or forward_ad._current_level >= 0)
 
 
 def equation(name: str) -> Callable[..., Any] | None:
@@ -98,8 +98,8 @@ def equation(name: str) -> Callable[..., Any] | None:
 
     Fast operators know one derivative, by autograd: `torch.func` and forward mode ask for others.
     """
-    if not transformed():
-        return None
+    if is_compiling() or not (_are_functorch_transforms_active() or forward_ad._current_level >= 0):
+        return None  # without another call: this is asked in every call of an operator
     from . import reference
 
     found: Callable[..., Any] = getattr(reference, name)
