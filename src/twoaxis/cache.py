@@ -51,6 +51,8 @@ class Cache:
         return self._count is not None
 
     def __getitem__(self, name: str) -> Slot:
+        if name not in self.slots:
+            raise InputError(f"this cache holds nothing of {name}: it was made by another model")
         return self.slots[name]
 
     def begin(
@@ -177,6 +179,8 @@ class Cache:
 
     def reorder(self, parents: Tensor) -> None:
         """Row b becomes an independent copy of row parents[b], in every slot; parents (B',) set the batch."""
+        if not isinstance(parents, Tensor):
+            raise InputError(f"parents {parents!r}: give a tensor with one row number for each new row")
         if parents.ndim != 1 or parents.is_floating_point() or parents.dtype == torch.bool:
             raise InputError(
                 f"parents {parents.dtype} {tuple(parents.shape)}: give one row number for each new row"

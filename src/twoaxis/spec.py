@@ -100,9 +100,13 @@ def unregister(axis: Axis, name: str) -> None:
 
 def methods(axis: Axis) -> dict[str, type]:
     """All registered methods of one axis, name -> class (with `.Config`), in order of registration."""
+    _check_axis(axis)
+    return dict(_registered(axis))
+
+
+def _check_axis(axis: str) -> None:
     if axis not in _METHODS:
         raise InputError(f"axis {axis!r} is unknown; use 'depth' or 'sequence'")
-    return dict(_registered(axis))
 
 
 def _registered(axis: Axis) -> dict[str, type]:
@@ -135,6 +139,7 @@ def parse_spec(axis: Axis, text: str | Config) -> Any:
         if text.axis != axis:
             raise InputError(f"{text.spec()!r} is a {text.axis} method, not one of the {axis} axis")
         return text
+    _check_axis(axis)
     if not isinstance(text, str) or len(text) > LONGEST:
         given = f"{len(text)} characters" if isinstance(text, str) else repr(text)
         raise InputError(f"a {axis} spec must be a line of text such as 'name(option=1)', not {given}")

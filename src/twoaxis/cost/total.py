@@ -58,6 +58,8 @@ def cost(
 
     Raises InputError for sizes below 1, for more than 2^24 tokens a row and for unknown dtypes.
     """
+    if not isinstance(cfg, ModelConfig):
+        raise InputError(f"what costs is a ModelConfig, not {cfg!r}")
     _check(batch_size, seq_len, dtype, max_rollback, phase, backend)
     shape = Shape(
         layout=cfg.layout(), batch_size=batch_size, seq_len=seq_len, dtype=dtype, max_rollback=max_rollback

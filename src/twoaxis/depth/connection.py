@@ -207,6 +207,12 @@ def build(
     method: a spec such as "hyper_connections(streams=4)". blocks: the kinds of each block's sublayers, e.g.
     [["attention", "mlp"]] * 12. Further Layout fields (norm_eps, state_dtype, ...) may be given.
     """
+    if any(isinstance(block, str) for block in blocks):
+        raise InputError(
+            f"blocks={blocks!r}: give a list of kinds for each block, as in [['attention', 'mlp']]"
+        )
+    if type(d_model) is not int or d_model < 1:
+        raise InputError(f"d_model={d_model!r}: allowed is an integer of 1 or more")
     cfg, history = settled(spec.parse_spec("depth", method), parse_history(layout.pop("history", "full")))
     plan = Layout(d_model=d_model, blocks=tuple(tuple(b) for b in blocks), history=history.text(), **layout)
     method_class: type[Connection] = spec.method("depth", cfg.name)

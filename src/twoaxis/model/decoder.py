@@ -19,6 +19,7 @@ from twoaxis.linear import Linear
 from twoaxis.model.block import Block
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.init import init_core, init_embedding
+from twoaxis.model.inputs import check_inputs, check_targets, look_up
 from twoaxis.model.loss import chunked_token_loss
 from twoaxis.model.saving import Saving
 from twoaxis.norm import RMSNorm
@@ -35,6 +36,8 @@ class Decoder(nn.Module):
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
+        if not isinstance(cfg, ModelConfig):
+            raise InputError(f"a Decoder is made of a ModelConfig, not {type(cfg).__name__}")
         self.cfg = cfg
         layout, depth = cfg.layout(), cfg.depth_config()
         method: type[Connection] = spec.method("depth", depth.name)
@@ -101,7 +104,7 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
     ) -> Context:
         """What the blocks need to know of these tokens: the first half of `forward`, before computing."""
-        self._check(tokens, segments, positions, cache)
+        check_inputs(tokens, segments, positions, cache)
         if cache is not None:
             segments, positions = cache.begin(tokens.shape[1], segments, positions)
         elif segments is not None and positions is None:
@@ -119,7 +122,7 @@ class Decoder(nn.Module):
         self, tokens: Tensor, ctx: Context, states: dict[str, Any] | None = None
     ) -> tuple[Tensor, Any]:
         """What the head reads (B, T, d), and the state after the last block; those at all boundaries into `states`."""
-        embedded = self.embedding(tokens).to(self.state_dtype)
+        embedded = look_up(self.embedding, tokens).to(self.state_dtype)
         if self.recomputes and self.training and ctx.cache is None and states is None:
             ended: tuple[Tensor, Any] = checkpoint(self._through, embedded, ctx, None, use_reentrant=False)
             return ended
@@ -162,6 +165,7 @@ class Decoder(nn.Module):
 
         chunked: the logits never exist whole, see `chunked_token_loss`.
         """
+        check_targets(tokens, targets)
         if chunked:
             x, _ = self.to_the_end(tokens, self.context(tokens, segments))
             summed = self.chunked_loss(x, targets)
@@ -228,23 +232,3 @@ class Decoder(nn.Module):
         """The dtype of the residual state: the configured one, or float64 in a float64 model."""
         wide = self.stream.norm.weight.dtype == torch.float64
         return torch.float64 if wide else DTYPES[self.cfg.state_dtype]
-
-    def _check(
-        self, tokens: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None
-    ) -> None:
-        if tokens.ndim != 2 or tokens.is_floating_point():
-            raise InputError(f"tokens must be integers (B, T), not {tokens.dtype} {tuple(tokens.shape)}")
-        if segments is not None and segments.shape != tokens.shape:
-            raise InputError(
-                f"segments {tuple(segments.shape)} must have the shape of tokens {tuple(tokens.shape)}"
-            )
-        if positions is not None and positions.shape not in (tokens.shape, tokens.shape[1:]):
-            raise InputError(
-                f"positions {tuple(positions.shape)} must be (T,) or (B, T) for tokens {tuple(tokens.shape)}"
-            )
-        if cache is not None and not isinstance(cache, Cache):
-            raise InputError(f"cache must be made by model.new_cache(batch_size), not {type(cache).__name__}")
-        if cache is not None and cache.batch_size != tokens.shape[0]:
-            raise InputError(
-                f"the cache was made for batch {cache.batch_size} and tokens have {tokens.shape[0]} rows"
-            )

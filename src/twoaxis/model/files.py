@@ -53,7 +53,10 @@ def weights_of(model: Decoder) -> dict[str, Tensor]:
 def save(model: Decoder, folder: str | Path) -> None:
     """Write config.json and model.safetensors into a folder, each atomically."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{folder} is not a folder, and nothing can be saved in it; give another") from None
     write_atomically(folder / "model.safetensors", to_bytes(weights_of(model), metadata={"format": "pt"}))
     write_atomically(folder / "config.json", model.cfg.to_json().encode())
 
@@ -65,7 +68,9 @@ def load(folder: str | Path) -> Decoder:
         data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{folder} holds no config.json; give a folder that twoaxis.save wrote") from None
-    except ValueError as error:
+    except OSError as error:
+        raise InputError(f"{folder / 'config.json'} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{folder / 'config.json'} is not JSON ({error}); restore it or save the model again"
         ) from None
@@ -97,6 +102,11 @@ def load_weights(model: Decoder, path: Path) -> None:
         k = wrong[0]
         raise InputError(
             f"{path}: {k} has shape {tuple(weights[k].shape)}, the configuration needs {tuple(expected[k].shape)}"
+        )
+    whole = [k for k in expected if not weights[k].dtype.is_floating_point]
+    if whole:
+        raise InputError(
+            f"{path}: {whole[0]} is {weights[whole[0]].dtype}; weights are floating-point numbers"
         )
     dtypes = {w.dtype for w in weights.values()}
     if len(dtypes) == 1:
@@ -158,12 +168,14 @@ def check_size(path: Path) -> None:
     """InputError with the expected and found size if a safetensors file is not there or not whole."""
     try:
         size = path.stat().st_size
-    except OSError:
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            header = file.read(min(length, size))
+    except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a folder that holds it") from None
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        header = file.read(min(length, size))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     expected = _expected_size(header, length)
     if size < 8 or len(header) < length or (expected is not None and expected != size):
         wanted = f"{expected} bytes" if expected else f"at least {8 + max(length, 2)} bytes"

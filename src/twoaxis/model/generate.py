@@ -220,6 +220,8 @@ def _check_tokens(
     vocab = model.cfg.vocab_size
     if type(max_new_tokens) is not int or max_new_tokens < 0:
         raise InputError(f"max_new_tokens={max_new_tokens!r}: allowed is an integer of 0 or more")
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"tokens must be a tensor of integers (B, T) in int64, not {type(tokens).__name__}")
     if tokens.ndim != 2 or tokens.shape[1] == 0 or tokens.dtype != torch.long:
         raise InputError(
             f"tokens {tokens.dtype} {tuple(tokens.shape)}: give int64 ids (B, T) with T of 1 or more"

@@ -62,6 +62,8 @@ def compare(
     Raises InputError if no run could start or the folder holds runs of other settings, and KeyboardInterrupt
     after SIGINT or SIGTERM.
     """
+    if not isinstance(study, Study):
+        raise InputError(f"what is compared is a twoaxis.study.Study, not {type(study).__name__}")
     folder, tell = Path(study.out if out is None else out), on_event or (lambda event: None)
     check_inputs(study.config(study.baseline, study.seeds[0]))
     refuse_other_runs(study, folder)

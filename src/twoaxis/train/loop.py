@@ -44,6 +44,8 @@ def train(
     ends the run after its step with a checkpoint and status "interrupted"; one that comes after the last step
     raises KeyboardInterrupt once the finished run is written.
     """
+    if not isinstance(cfg, TrainConfig):
+        raise InputError(f"what is trained is a TrainConfig, not {type(cfg).__name__}")
     with process_group(cfg) as rank, tempfile.TemporaryDirectory() as unread:
         return _train(cfg, Path(out), resume, on_step, Path(unread) if rank else None)
 
