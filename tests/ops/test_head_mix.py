@@ -109,6 +109,11 @@ def test_what_does_not_fit_is_refused(shapes, widths, said):
             f(tuple(sources), w, widths)
 
 
+def test_integers_are_refused():
+    with pytest.raises(InputError, match="give a floating-point dtype"):
+        head_mix((torch.ones(4, 5, 2, dtype=torch.int64),), torch.ones(2, 2), (5,))
+
+
 def network(n=5, heads=(2, 1, 3, 2, 2, 1), lead=(3, 4), D=4, dtype=torch.float64):
     """Leaves x, R; f(mix) -> leaves, sources, mixes: every source is a function of the last mix's first part."""
     torch.manual_seed(1)

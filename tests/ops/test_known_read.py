@@ -134,12 +134,25 @@ def test_what_is_not_defined_says_so():
         ("attnres(block_sublayers=3)", 6),
         ("attnres(query='input')", 0),
         ("attnres(heads=2)", 0),
+        ("delta_attnres", 5),
+        ("delta_attnres(gate='alpha', key_gain=False)", 5),
+        ("delta_attnres(value_read=True)", 5),
+        ("delta_attnres(null_source=True)", 0),
+        ("delta_attnres(pre_gated=True)", 0),
     ],
 )
 def test_which_reads_of_a_model(depth, expected, reads):
     made, x = model(depth, torch.float64), tokens(2, 7)
     made.loss(x, x).backward()
     assert len(reads) == expected
+
+
+@pytest.mark.parametrize(("eps", "known"), [(1e-3, 5), (None, 0)], ids=["output norm", "none"])
+def test_a_rounded_sum_is_no_output_to_compare_with(eps, known, reads):
+    """In bfloat16 <g, h> is taken of the output only where an output norm makes it no difference."""
+    _, sources, _ = network(5, dtype=torch.bfloat16, eps=eps)()
+    sources[-1].sum().backward()
+    assert len(reads) == known
 
 
 @needs_kernel("known_read")

@@ -39,6 +39,11 @@ class DeltaRead(nn.Module):
         value = start.get(cfg.gate, torch.tensor(0.0))
         self.gate_bias = None if value is None else nn.Parameter(value)
 
+    def known_query(self) -> tuple[Tensor, Tensor | None] | None:
+        """The query and its key gain, where sources are read as they are: see `ops/known_read.py`."""
+        raw = self.null is None and self.pre_weight is None
+        return (self.query, self.key_gain) if raw and self.query is not None else None
+
     def forward(self, sources: tuple[Tensor, ...], H: Tensor) -> list[Tensor]:
         """What is added to H (B, T, d): for all inputs of the sublayer, then, if of_values, for its values."""
         if self.null is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from twoaxis.depth.history import History
 from twoaxis.depth.trace import Trace
 from twoaxis.ops import traced
+from twoaxis.ops.traced_reads import known_read
 from twoaxis.tape import Array
 from twoaxis.types import Reads
 
@@ -31,11 +32,10 @@ class DeltaTrace(Trace):
             sources = [t.times(g, v) for v in sources]
         if len(sources) == 1:
             return [self.gated(sources[0], H)]
-        gain = self.cfg.key_gain
-        reads = [
-            traced.depth_read(t, t.weight(H.width), sources, normed=True, gain=gain)
-            for _ in range(1 + of_values)
-        ]
+        gain, queries = self.cfg.key_gain, [t.weight(H.width) for _ in range(1 + of_values)]
+        known = 0 if self.cfg.null_source or self.cfg.pre_gated else 1
+        reads = [known_read(t, query, sources, gain, output_norm=False) for query in queries[:known]]
+        reads += [traced.depth_read(t, query, sources, normed=True, gain=gain) for query in queries[known:]]
         return [self.gated(read, H) for read in reads]
 
     def gated(self, read: Array, H: Array) -> Array:

@@ -108,6 +108,8 @@ def check_head_mix(sources: Sequence[Tensor], weight: Tensor, widths: Sequence[i
     if not sources or any(x.ndim < 2 or x.shape[:-1] != sources[0].shape[:-1] for x in sources):
         shapes = ", ".join(str(shape_of(x)) for x in sources)
         raise InputError(f"sources {shapes or 'none'}: give at least one, (..., D, H_m), alike but for H_m")
+    for x in sources:
+        check_floating("a source", x)
     heads, D = sum(x.shape[-1] for x in sources), sources[0].shape[-2]
     if weight.ndim != 2 or weight.shape[1] != heads:
         raise InputError(f"weight {shape_of(weight)} for sources of {heads} heads in all: give (H, {heads})")

@@ -101,6 +101,8 @@ def known_read(
 
     if o.eps is None or o.eps < 0 or o.heads != 1 or o.normalize != "softmax" or o.return_weights:
         return None
+    if o.output_eps is None and any(x.dtype.itemsize < 4 for x in sources):
+        return None  # <g, h> of a rounded h, which is a difference here, has too few digits
     found = known(query, key_gain, sources, o.eps)
     if found is None or (output_gain is not None and output_gain.shape != query.shape):
         return None
