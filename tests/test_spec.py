@@ -1,6 +1,7 @@
 """One-line specs: text -> options -> text, and what is refused."""
 
 import dataclasses
+import pickle
 import types
 import typing
 
@@ -70,6 +71,12 @@ def test_defaults_are_the_bare_name(axis, name):
     config = twoaxis.parse_spec(axis, name)
     assert (config.axis, config.name, config.spec()) == (axis, name, name)
     assert config == twoaxis.parse_spec(axis, f" {name}() ")
+
+
+@pytest.mark.parametrize(("axis", "name"), METHODS)
+def test_other_processes_may_be_handed_a_config(axis, name):
+    config = twoaxis.parse_spec(axis, name)
+    assert pickle.loads(pickle.dumps(config)) == config  # as multiprocessing does it, and torch.save(model)
 
 
 @pytest.mark.parametrize(("axis", "name"), METHODS)

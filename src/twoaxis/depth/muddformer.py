@@ -42,7 +42,9 @@ class MUDDFormer(Connection):
 
     equation = "Z^c = sum_j (W2 gelu(W1 rms(X_i)) + a)_cj X_j, c in Q, K, V, R"
     source = "arXiv 2502.12170"
-    Config = MUDDConfig
+
+    class Config(MUDDConfig):
+        """The options of `MUDDConfig`."""
 
     def __init__(self, cfg: Any, layout: Layout, block: int, index: int) -> None:
         super().__init__(cfg, layout, block, index)
