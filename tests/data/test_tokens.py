@@ -145,8 +145,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_partial_one(tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as refused:
         pack([4]).write(path)
+    assert refused.value.filename == str(path)
     assert TokenFile.read(path).ids.tolist() == [1, 2, 3]
     assert list(tmp_path.iterdir()) == [path]
 

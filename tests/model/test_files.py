@@ -186,8 +186,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match="No space left") as refused:
                 write_atomically(path, b"new")
+        assert refused.value.filename == str(path)  # what the commands' one line begins with
         assert path.read_bytes() == b"old"
         assert [p.name for p in tmp_path.iterdir()] == ["file"]
     write_atomically(path, b"new")

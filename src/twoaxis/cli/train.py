@@ -46,7 +46,8 @@ def run(args: Any) -> int:
         return show_dry_run(cfg, args.mesh, args.hardware, args.memory_gb, args.json)
     others = int(os.environ.get("RANK", "0")) > 0  # under torchrun the first process speaks
     console = Console(stderr=True, quiet=others)
-    logging.basicConfig(level=logging.WARNING, handlers=[RichHandler(console=console, show_path=False)])
+    handler = RichHandler(console=console, show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     with _Progress(cfg, console) as progress:
         results = train(cfg, args.out, resume=args.resume, on_step=progress.show)
     if others:
