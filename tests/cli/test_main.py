@@ -243,3 +243,11 @@ def test_wrong_environment_is_refused_before_any_work(
     assert main(["compare"]) == 2
     assert said in one_line(capsys)
     assert main(["compare", "--help"]) == 0
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_is_written_nowhere(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, stream, None)  # what Python makes of `>&-` and `2>&-`
+    assert main(["--version"]) == 0
+    assert main(["nonsense"]) == 2
+    getattr(sys, stream).close()

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from io import StringIO
 from typing import Any, TextIO
 
 from twoaxis.errors import InputError, RunError, nearest
@@ -31,6 +32,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `twoaxis` with these arguments (by default the process's) and return the exit code."""
+    sys.stdout, sys.stderr = sys.stdout or StringIO(), sys.stderr or StringIO()  # None where closed: `>&-`
     for stream in (sys.stdout, sys.stderr):
         _never_fail_to_encode(stream)
     try:
