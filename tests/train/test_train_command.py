@@ -71,6 +71,21 @@ def test_train_and_eval_and_resume(text, tmp_path, capsys):
     assert json.loads(said(capsys)[0]) == results
 
 
+def test_eval_says_when_the_runs_own_text_has_changed(text, tmp_path, capsys):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text.read_bytes())
+    train(own, tmp_path / "run")
+    said(capsys)
+    assert run("eval", tmp_path / "run") == 0
+    assert said(capsys)[1] == ""
+    own.write_bytes(text.read_bytes() + b"more of it\n")
+    for data in ((), ("--data", own)):
+        assert run("eval", tmp_path / "run", *data) == 0
+        out, line = said(capsys)
+        assert "bits per byte" in out
+        assert ("own.txt' has changed since the run was validated on it" in line) is not bool(data)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_eval_counts_the_same_for_every_batch_size(batch, text, tmp_path, capsys):
     train(text, tmp_path)

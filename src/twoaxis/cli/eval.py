@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,8 @@ def run(args: Args) -> int:
     texts = _texts(args.data, cfg)
     tokens = tokenize(texts, tokenizer)
     check_vocab(tokens, cfg.model.vocab_size)
+    if args.data is None:
+        _say_what_changed(Path(args.run), cfg.data, tokens.digest)
     seq_len = cfg.seq_len if args.seq_len is None else args.seq_len
     batch_size = cfg.batch_size if args.batch_size is None else args.batch_size
     model.to(choose_device(args.device))
@@ -71,6 +74,17 @@ def run(args: Args) -> int:
             f"{score.loss:.4f} nats per token over {score.tokens} tokens ({score.bytes:.0f} bytes)"
         )
     return 0
+
+
+def _say_what_changed(run: Path, data: str, digest: str) -> None:
+    """A line on stderr where the run's own text is no longer what the run was validated on."""
+    try:
+        before = json.loads((run / "results.json").read_text(encoding="utf-8"))["data"]["valid"]
+    except (OSError, ValueError, KeyError, TypeError):  # a run that has not ended yet
+        return
+    if before != digest:
+        line = f"{data!r} has changed since the run was validated on it: the score is of another text"
+        print(f"twoaxis: {line}", file=sys.stderr)
 
 
 def _texts(data: str | None, cfg: TrainConfig) -> tuple[str, ...]:
