@@ -128,8 +128,8 @@ def test_second_gradients_are_refused_and_changes_in_place_are_seen():
     ],
 )
 def test_models_call_it_once_each_way(depth, calls, counting):
-    library = counting("stream_gates")
+    libraries = counting("stream_gates"), counting("stream_pass")  # a write makes the next gates, too
     cfg = ModelConfig(vocab_size=11, d_model=16, n_blocks=2, n_heads=2, depth=depth)
     rows = torch.arange(20).view(2, 10) % 11
     Decoder(cfg).loss(rows, rows).backward()
-    assert len(library.calls) == calls
+    assert sum(len(library.calls) for library in libraries) == calls

@@ -7,9 +7,11 @@ from native_cases import needs_kernel
 
 from twoaxis import Decoder, ModelConfig
 from twoaxis.depth.hyper_connections import HyperConnections
-from twoaxis.depth.mhc_coefficients import Coefficients
-from twoaxis.ops import reference
+from twoaxis.depth.mhc import MHC
+from twoaxis.ops import reference, stream_write
 from twoaxis.ops.joint_take import mhc_take
+from twoaxis.ops.native.stream_gates import Form
+from twoaxis.ops.native.stream_pass import Taking
 from twoaxis.ops.stream_take import hyper_take
 
 pytestmark = [needs_kernel(name) for name in ("streams", "stream_scores", "stream_gates")]
@@ -21,11 +23,20 @@ def native(monkeypatch):
     monkeypatch.setenv("TWOAXIS_BACKEND", "native")
 
 
+def hyper_taking(n, matrix, static, s_alpha, s_beta, gain):
+    return Taking(Form(False, n, tanh=True), matrix, static, (s_alpha, s_beta), gain, *EPS.values())
+
+
+def mhc_taking(n, phi, scales, bias, gain, iterations=5, last="columns", write_scale=3.0):
+    form = Form(True, n, False, iterations, last == "rows", write_scale)
+    return Taking(form, phi, bias, (scales,), gain, *EPS.values())
+
+
 def hyper(n, d, lead, dtype):
     """The node, the same by references, and inputs."""
 
-    def fast(*inputs):
-        return hyper_take(*inputs, tanh=True, **EPS)[:4]
+    def fast(X, *learned):
+        return hyper_take(X, hyper_taking(n, *learned))[:4]
 
     def plain(X, matrix, *learned_and_gain):
         *learned, gain = learned_and_gain
@@ -39,8 +50,8 @@ def hyper(n, d, lead, dtype):
 def mhc(n, d, lead, dtype, groups=3):
     options = {"iterations": 5, "last": "columns", "write_scale": 3.0}
 
-    def fast(*inputs):
-        return mhc_take(*inputs, **options, **EPS)[:4]
+    def fast(X, *learned):
+        return mhc_take(X, mhc_taking(n, *learned, **options))[:4]
 
     def plain(X, phi, *learned_and_gain):
         *learned, gain = learned_and_gain
@@ -97,18 +108,17 @@ def test_streams_without_a_gradient(case):
 
 
 def test_what_no_kernel_covers_is_left():
-    _, _, (X, phi, scales, bias, gain) = mhc(2, 6, (5,), torch.float32)
-    with torch.no_grad():
-        assert mhc_take(X, phi, scales, bias, gain, iterations=5, last="rows", write_scale=2.0, **EPS) is None
-    bias[4] = 1e3  # too far from the others for numbers
-    X.requires_grad_()
-    assert mhc_take(X, phi, scales, bias, gain, iterations=5, last="rows", write_scale=2.0, **EPS) is None
-    _, _, inputs = hyper(9, 6, (5,), torch.float32)
-    assert hyper_take(*inputs, tanh=True, **EPS) is None
+    _, _, (X, *learned) = mhc(2, 6, (5,), torch.float32)
+    with torch.no_grad():  # a step of decoding
+        assert mhc_take(X, mhc_taking(2, *learned)) is None
+    learned[2][4] = 1e3  # a logit too far from the others for numbers
+    assert mhc_take(X.requires_grad_(), mhc_taking(2, *learned)) is None
+    _, _, (X, *learned) = hyper(9, 6, (5,), torch.float32)
+    assert hyper_take(X, hyper_taking(9, *learned)) is None
 
 
 @pytest.mark.parametrize(
-    ("depth", "kind"), [("hyper_connections", HyperConnections), ("mhc(streams=3)", Coefficients)]
+    ("depth", "kind"), [("hyper_connections", HyperConnections), ("mhc(streams=3)", MHC)]
 )
 def test_models_have_the_gradients_of_the_operators_one_by_one(depth, kind, monkeypatch):
     cfg = ModelConfig(vocab_size=11, d_model=16, n_blocks=3, n_heads=2, depth=depth)
@@ -133,8 +143,8 @@ def test_models_have_the_gradients_of_the_operators_one_by_one(depth, kind, monk
 def test_another_state_is_written_by_itself():
     _, _, inputs = hyper(2, 6, (5,), torch.float32)
     X, *learned = [x.requires_grad_() for x in inputs]
-    taken = hyper_take(X, *learned, tanh=True, **EPS)
-    other, y = torch.randn(5, 2, 6, requires_grad=True), torch.randn(5, 6)
-    assert error(taken.written(X, y), reference.stream_write(X, taken.mixing, taken.write, y)) < 1e-6
-    (found,) = torch.autograd.grad(taken.written(other, y).sum(), other)
+    taken = hyper_take(X, hyper_taking(2, *learned))
+    other, given = torch.randn(5, 2, 6, requires_grad=True), (taken.mixing, taken.write, torch.randn(5, 6))
+    assert error(stream_write(taken.last(X), *given), reference.stream_write(X, *given)) < 1e-6
+    (found,) = torch.autograd.grad(stream_write(taken.last(other), *given).sum(), other)
     assert error(found, taken.mixing.sum(-2).unsqueeze(-1).expand(5, 2, 6)) < 1e-6

@@ -1,10 +1,11 @@
-"""An addition to the stream and the norm that reads it next, in one pass over memory.
+"""A write and what the next sublayer reads of its result, in one pass over memory.
 
-    x' = x + y,   h = norm'(x')          norm' is the next sublayer's, which the connection that adds does not know
+    x' = x + y,       h = norm'(x')                    norm' and take' are the next sublayer's, which the connection
+    X' = M X + b y,   z, gates, h = take'(X')          that writes does not know
 
-The decoder knows the order of its norms and opens `loop` around its layers. An addition inside asks for the norm that
-follows its own; what it makes ahead is taken by that norm if it meets this very sum, unchanged, and else forgotten. So
-nothing pends in a method: outside of a loop, in a pipeline's stage or under torch.compile both run one by one, and
+The decoder knows the order of its connections and opens `loop` around its layers. A write inside asks for the one that
+follows its own; what it makes ahead is taken by that one if it meets this very state, unchanged, and else forgotten.
+So nothing pends in a method: outside of a loop, in a pipeline's stage or under torch.compile both run one by one, and
 under torch.inference_mode, whose tensors do not tell whether they were changed.
 """
 
@@ -14,67 +15,105 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from twoaxis.norm import RMSNorm
 from twoaxis.ops.native.few_tokens import folds
+from twoaxis.ops.native.stream_pass import Made, Taking
 from twoaxis.ops.precision import cast
+from twoaxis.ops.stream_pass import write_after
+from twoaxis.ops.stream_take import Taken
+
+if TYPE_CHECKING:
+    from twoaxis.depth.connection import Connection
 
 _open: ContextVar[Loop | None] = ContextVar("ahead", default=None)
 
 
-class Made(NamedTuple):
-    """A norm of a sum, made with it."""
+class Ahead(NamedTuple):
+    """What was made of a state for its reader, a norm or the taking of a connection, together with it."""
 
-    norm: RMSNorm
-    total: Tensor
+    reader: RMSNorm | Taking
+    state: Tensor
     version: int
-    normed: Tensor
+    made: Any
 
 
 class Loop:
-    """The norm that comes after each, and what is made ahead."""
+    """The norm or connection that comes after each, and what is made ahead."""
 
-    def __init__(self, norms: Sequence[RMSNorm | None]) -> None:
+    def __init__(self, norms: Sequence[RMSNorm | None], connections: Sequence[Connection]) -> None:
         self.following = {a: b for a, b in pairwise(norms) if a is not None and folds(b)}
-        self.made: Made | None = None
+        self.next = dict(pairwise(connections))
+        self.ahead: Ahead | None = None
+
+    def make(self, reader: RMSNorm | Taking, state: Tensor, made: Any) -> None:
+        self.ahead = Ahead(reader, state, state._version, made)
+
+    def take(self, state: Tensor) -> Ahead | None:
+        """What was made of this very state; asked for once."""
+        found, self.ahead = self.ahead, None
+        return (
+            found if found is not None and found.state is state and found.version == state._version else None
+        )
 
 
 @contextmanager
-def loop(norms: Sequence[RMSNorm | None]) -> Iterator[None]:
-    """Additions inside know the norm that follows; norms: of all reads in their order, None where there is none."""
+def loop(norms: Sequence[RMSNorm | None], connections: Sequence[Connection] = ()) -> Iterator[None]:
+    """Writes inside know what follows; norms: of all reads in their order, None where there is none, with the final
+    one; connections: all in their order."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():  # whose tensors have no versions
         yield
         return
-    token = _open.set(Loop(norms))
+    token = _open.set(Loop(norms, connections))
     try:
         yield
     finally:
         _open.reset(token)
 
 
+def _current() -> Loop | None:
+    return None if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() else _open.get()
+
+
 def add(norm: RMSNorm, x: Tensor, y: Tensor) -> Tensor:
     """x + y in x's dtype, (..., d) each, by the connection that has read x through `norm`."""
-    found = None if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() else _open.get()
+    found = _current()
     following = None if found is None else found.following.get(norm)
     if found is None or following is None:
         return x + cast(y, x.dtype)
     total, normed = following.after_adding(x, y)
-    found.made = Made(following, total, total._version, normed)
+    found.make(following, total, normed)
     return total
 
 
 def normed(norm: RMSNorm, x: Tensor) -> Tensor:
     """norm(x), or what was made ahead of it."""
-    found = None if torch.compiler.is_compiling() else _open.get()
-    if found is None or (made := found.made) is None:
-        result: Tensor = norm(x)
-        return result
-    found.made = None
-    if made.norm is norm and made.total is x and made.version == x._version:
-        return made.normed
-    again: Tensor = norm(x)
-    return again
+    found = _current()
+    ahead = None if found is None else found.take(x)
+    result: Tensor = norm(x) if ahead is None or ahead.reader is not norm else ahead.made
+    return result
+
+
+def write(connection: Connection, taken: Taken, state: Tensor, y: Tensor) -> Tensor:
+    """The streams (..., n, d) after a sublayer that has `taken` of them, by its connection."""
+    found = _current()
+    following = None if found is None else found.next.get(connection)
+    then = None if following is None else following.taking(state.shape[-2])
+    written, made = write_after(taken, state, y, then)
+    if found is not None and then is not None and made is not None:
+        found.make(then, written, made)
+    return written
+
+
+def made(taking: Taking, state: Tensor) -> Made | None:
+    """What was made ahead of `take` by the same parameters and options."""
+    found = _current()
+    ahead = None if found is None else found.take(state)
+    if ahead is None or not isinstance(ahead.reader, Taking) or not ahead.reader.same(taking):
+        return None
+    result: Made = ahead.made
+    return result

@@ -19,6 +19,7 @@ from twoaxis.depth.history_spec import parse_history, settled
 from twoaxis.depth.stream import NamedStream, PlainStream, State, Stream
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
+from twoaxis.ops.native.stream_pass import Taking
 from twoaxis.types import Context, Cost, Layout, ParamRule, Reads, Shape, TensorSpec
 
 __all__ = [
@@ -126,6 +127,10 @@ class Connection(nn.Module, ABC):
     @property
     def opening(self) -> RMSNorm | None:
         """The norm of the state by which `read` begins and after which it needs the state no more (see `ahead.py`)."""
+        return None
+
+    def taking(self, streams: int) -> Taking | None:
+        """How `read` takes of that many streams by a kernel, which the write before may do for it (see `ahead.py`)."""
         return None
 
     def expected_depth(self, state: State, ctx: Context) -> Tensor | None:

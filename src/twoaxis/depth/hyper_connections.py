@@ -20,12 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.depth import ahead
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.hyper_trace import HyperTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import hyper_gates, stream_read, stream_scores, stream_write
 from twoaxis.ops.native.few_tokens import folds
+from twoaxis.ops.native.stream_gates import Form
+from twoaxis.ops.native.stream_pass import Taking
 from twoaxis.ops.native.streams_step import hyper_read
 from twoaxis.ops.precision import cast, compute_dtype, few, full_precision
 from twoaxis.ops.stream_gates import hyper_weights
@@ -155,14 +158,18 @@ class HyperConnections(Connection):
             H, self.static, self.dynamic, scales, self.norm.weight, tanh=self.cfg.tanh, **options
         )
 
-    def take(self, H: Tensor) -> Taken | None:
-        """The read and the gates as one node, in training; None: by `gates`."""
+    def taking(self, streams: int) -> Taking | None:
+        """The read and the gates as one node; None: by `gates`."""
         if not self.cfg.dynamic or self.gain is not None or not isinstance(self.norm, RMSNorm):
             return None
-        return hyper_take(
-            H, self.dynamic, self.static, self.s_alpha, self.s_beta, self.norm.weight,
-            tanh=self.cfg.tanh, eps=self.layout.norm_eps, read_eps=self.norm.eps,
-        )  # fmt: skip
+        form, scales = Form(False, streams, tanh=self.cfg.tanh), (self.s_alpha, self.s_beta)
+        norm = self.norm
+        return Taking(form, self.dynamic, self.static, scales, norm.weight, self.layout.norm_eps, norm.eps)
+
+    def take(self, H: Tensor) -> Taken | None:
+        """All that the sublayer takes, made ahead or now; None: by `gates`."""
+        taking = self.taking(H.shape[-2])
+        return None if taking is None else hyper_take(H, taking, ahead.made(taking, H))
 
     def read(self, state: State, ctx: Context) -> tuple[Reads, Carry]:
         if (found := self.step(state)) is not None:
@@ -187,7 +194,7 @@ class HyperConnections(Connection):
 
     def write(self, state: State, carry: Carry, y: Tensor, ctx: Context) -> State:
         if isinstance(carry, Taken):
-            return carry.written(state, y)
+            return ahead.write(self, carry, state, y)
         A_r, B = carry
         if A_r.ndim > 3:
             return stream_write(state, A_r, B, y)

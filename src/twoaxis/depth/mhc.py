@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis import spec
+from twoaxis.depth import ahead
 from twoaxis.depth.connection import Connection, DepthConfig, State, Stream
 from twoaxis.depth.hyper_connections import HyperStream, read_streams
 from twoaxis.depth.mhc_coefficients import Coefficients
@@ -26,6 +27,8 @@ from twoaxis.depth.mhc_trace import MHCTrace
 from twoaxis.errors import InputError
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import permutation_matrices, permutation_mix, sinkhorn, stream_read, stream_write
+from twoaxis.ops.joint_take import mhc_take
+from twoaxis.ops.native.stream_pass import Taking
 from twoaxis.ops.precision import cast, few, full_precision
 from twoaxis.ops.stream_take import Taken
 from twoaxis.types import Context, Coordinates, Cost, Layout, Reads, Shape, StandardStart, TensorSpec
@@ -185,10 +188,19 @@ class MHC(Connection):
         n, cfg = self.cfg.streams, self.cfg
         return sinkhorn(R.unflatten(-1, (n, n)), cfg.iterations, last=cfg.last, eps=cfg.eps)
 
+    def taking(self, streams: int) -> Taking | None:
+        """The read and the gates as one node; None: by `gates`."""
+        return self.coefficients.taking(self.cfg, streams, self.norm)
+
+    def take(self, X: Tensor) -> Taken | None:
+        """All that the sublayer takes, made ahead or now; None: by `gates`."""
+        taking = self.taking(X.shape[-2])
+        return None if taking is None else mhc_take(X, taking, ahead.made(taking, X))
+
     def read(self, state: State, ctx: Context) -> tuple[Reads, Carry]:
         if (found := self.coefficients.step(self.cfg, state, self.norm)) is not None:
             return Reads(found[0]), found[1:]
-        if (taken := self.coefficients.take(self.cfg, state, self.norm)) is not None:
+        if (taken := self.take(state)) is not None:
             return Reads(taken.read), taken
         with full_precision(state):
             P, Q, H = self.gates(state)
@@ -208,7 +220,7 @@ class MHC(Connection):
 
     def write(self, state: State, carry: Carry, y: Tensor, ctx: Context) -> State:
         if isinstance(carry, Taken):
-            return carry.written(state, y)
+            return ahead.write(self, carry, state, y)
         Q, H = carry
         if H is None or H.ndim > 3:
             return stream_write(state, H, Q, y)

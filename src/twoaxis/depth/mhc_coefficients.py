@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from twoaxis.norm import RMSNorm
 from twoaxis.ops import joint_scores, mhc_gates
-from twoaxis.ops.joint_take import mhc_take
 from twoaxis.ops.native import streams_step
 from twoaxis.ops.native.few_tokens import folds
+from twoaxis.ops.native.stream_gates import Form
+from twoaxis.ops.native.stream_pass import Taking
 from twoaxis.ops.precision import cast, compute_dtype
-from twoaxis.ops.stream_take import Taken
 from twoaxis.types import Layout
 
 
@@ -61,17 +61,15 @@ class Coefficients(nn.Module):
             rows_last=cfg.last == "rows", norm_eps=self.eps, output_eps=norm.eps, write_scale=cfg.write_scale,
         )  # fmt: skip
 
-    def take(self, cfg: Any, X: Tensor, norm: nn.Module) -> Taken | None:
-        """norm(P X), H, Q and X as one node of the graph, in training; None where it takes more."""
+    def taking(self, cfg: Any, streams: int, norm: nn.Module) -> Taking | None:
+        """norm(P X), H, Q and X as one node of the graph; None where it takes more."""
         covered = cfg.mixing == "sinkhorn" and cfg.gates == "sigmoid" and not cfg.eps
         if self.phi is None or self.scale is None or self.bias is None or not covered:
             return None
         if not isinstance(norm, RMSNorm):
             return None
-        return mhc_take(
-            X, self.phi, self.scale, self.bias, norm.weight, iterations=cfg.iterations, last=cfg.last,
-            write_scale=cfg.write_scale, eps=self.eps, read_eps=norm.eps,
-        )  # fmt: skip
+        form = Form(True, streams, False, cfg.iterations, cfg.last == "rows", cfg.write_scale)
+        return Taking(form, self.phi, self.bias, (self.scale,), norm.weight, self.eps, norm.eps)
 
     def gates(self, cfg: Any, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """P, Q and H by one operator; None where it takes more."""

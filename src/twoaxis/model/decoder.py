@@ -139,7 +139,7 @@ class Decoder(nn.Module):
         whole = ctx.cache is None and self.rebuilding and (plain or not self.training)
         known = partial(queries_of, self), partial(weights_of, self), partial(gates_of, self)
         loop = rebuilt.loop(whole, *known)
-        with loop, ahead.loop(self._norms(ctx)), self.saving.around(self, embedded.device):
+        with loop, ahead.loop(*self._order(ctx)), self.saving.around(self, embedded.device):
             state = self.stream.open(embedded, ctx)
             if states is not None:
                 states["block.0"] = state
@@ -149,14 +149,14 @@ class Decoder(nn.Module):
                     states[f"block.{index + 1}"] = state
             return self.stream.close(state, ctx), state
 
-    def _norms(self, ctx: Context) -> list[RMSNorm | None]:
-        """The norms of all reads in their order, for `ahead`; none in decoding's short calls, where blocks are
-        recomputed, and where others wrap them (FSDP gathers a block's weights for that block alone)."""
+    def _order(self, ctx: Context) -> tuple[list[RMSNorm | None], list[Connection]]:
+        """The norms of all reads and all connections in their order, for `ahead`; none in decoding's short calls, where
+        blocks are recomputed, and where others wrap them (FSDP gathers a block's weights for that block alone)."""
         others = any(type(b) is not Block for b in self.blocks)
         if ctx.cache is not None or self.saving.saved == "blocks" or others:
-            return []
-        connections = [c for block in self.blocks for c in block.connections]  # type: ignore[union-attr]
-        return [*(c.opening for c in connections), self.stream.norm]
+            return [], []
+        connections: list[Connection] = [c for block in self.blocks for c in block.connections]  # type: ignore[union-attr]
+        return [*(c.opening for c in connections), self.stream.norm], connections
 
     def loss(
         self, tokens: Tensor, targets: Tensor, *, segments: Tensor | None = None, chunked: bool = False

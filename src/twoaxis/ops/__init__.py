@@ -17,6 +17,7 @@ from .norm import add_rms_norm, rms, rms_norm
 from .rotate import rotate
 from .sinkhorn import permutation_matrices, permutation_mix, sinkhorn, sinkhorn_error
 from .stream_gates import hyper_gates, mhc_gates
+from .stream_pass import hyper_pass, mhc_pass
 from .stream_scores import joint_scores, stream_scores
 from .streams import stream_read, stream_write
 from .swiglu import swiglu
@@ -36,9 +37,11 @@ __all__ = [
     "head_mix",
     "head_rows",
     "hyper_gates",
+    "hyper_pass",
     "joint_scores",
     "local_attention",
     "mhc_gates",
+    "mhc_pass",
     "mix",
     "permutation_matrices",
     "permutation_mix",

@@ -13,53 +13,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import rebuilt
 from .first_order import first_order
 from .native import stream_gates, streams
-from .precision import cast, full_precision
-from .sinkhorn import Last
+from .native.stream_pass import Made, Taking
+from .precision import cast, few, full_precision
 from .stream_scores import joint_back, joint_forward, place_of, streams_of
-from .stream_take import Taken
-
-Made = tuple[Tensor, Tensor, stream_gates.Gates]  # z, 1 / rms, and the gates
+from .stream_take import Taken, taken
 
 
-def mhc_take(
-    X: Tensor,
-    phi: Tensor,
-    scales: Tensor,
-    bias: Tensor,
-    gain: Tensor | None,
-    *,
-    iterations: int,
-    last: Last,
-    write_scale: float,
-    eps: float,
-    read_eps: float,
-) -> Taken | None:
-    """`joint_scores`, `mhc_gates` and `stream_read`; None where no gradient is asked or a kernel does not cover it.
+def mhc_take(X: Tensor, taking: Taking, made: Made | None = None) -> Taken | None:
+    """`joint_scores`, `mhc_gates` and `stream_read`; None where a kernel does not cover it, or of a step's few tokens.
 
-    eps: of the scores' norm. gain, read_eps: of the read's. Shapes as in these operators.
+    made: ahead, with X. Shapes as in these operators.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or few((X,)):
         return None
-    form = stream_gates.Form(True, X.shape[-2], False, iterations, last == "rows", write_scale)
+    form, phi, bias, (scales,), gain, eps, read_eps = taking
     reads = streams.library(X, None, phi, gain)
     gates = stream_gates.library(form, cast(bias, torch.float32), scales)
     if reads is None or gates is None:
         return None
-    with torch.no_grad(), full_precision(X):
-        z, r = joint_forward(X, phi, eps)
-        if (found := stream_gates.forward(gates, form, z, bias, (scales,))) is None:
-            return None
-    loop, place = rebuilt.current(), place_of(X)
-    h, mixing, write, onward = _JointTake.apply(
-        place, (reads, gates), form, read_eps, (z, r, found), X, phi, scales, bias, gain
-    )
-    taken = Taken(h, mixing, write, onward, X)
-    if loop is not None and place is not None:
-        loop.stand(taken.streams, place)
-    return taken
+    if made is None:
+        with torch.no_grad(), full_precision(X):
+            z, r = joint_forward(X, phi, eps)
+            if (found := stream_gates.forward(gates, form, z, bias, (scales,))) is None:
+                return None
+            made = Made(z, r, found, streams.read(reads, X, found[0], gain, read_eps))
+    place = place_of(X)
+    given = (X, phi, scales, bias, gain)
+    return taken(X, place, _JointTake.apply(place, (reads, gates), form, read_eps, made, *given))
 
 
 class _JointTake(torch.autograd.Function):
@@ -70,8 +52,7 @@ class _JointTake(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         ctx.place, ctx.kernels, ctx.form, ctx.eps = place, kernels, form, read_eps
         ctx.set_materialize_grads(False)
-        z, r, (weights, write, mixing) = made
-        h = streams.read(kernels[0], X, weights, gain, read_eps)
+        z, r, (weights, write, mixing), h = made
         ctx.save_for_backward(*(() if place is not None else (X,)), phi, scales, bias, gain, z, r, weights)
         return h, mixing, write, X
 

@@ -23,9 +23,9 @@ from . import rebuilt
 from .first_order import first_order
 from .native import stream_gates, stream_scores
 from .native import streams as reads
-from .precision import cast
+from .native.stream_pass import Made, Taking
+from .precision import cast, few
 from .stream_scores import place_of, streams_of
-from .streams import stream_write
 
 
 class Taken(NamedTuple):
@@ -39,9 +39,9 @@ class Taken(NamedTuple):
     streams: Tensor
     of: Tensor
 
-    def written(self, state: Tensor, y: Tensor) -> Tensor:
-        """The next state, of the one that was taken from: another one is not this node's."""
-        return stream_write(self.streams if self.of is state else state, self.mixing, self.write, y)
+    def last(self, state: Tensor) -> Tensor:
+        """The streams as the write has to take them: X, if it is the state that was taken from."""
+        return self.streams if self.of is state else state
 
 
 class _Kernels(NamedTuple):
@@ -50,25 +50,14 @@ class _Kernels(NamedTuple):
     read: Any
 
 
-def hyper_take(
-    X: Tensor,
-    matrix: Tensor,
-    static: Tensor,
-    s_alpha: Tensor,
-    s_beta: Tensor,
-    gain: Tensor | None,
-    *,
-    tanh: bool,
-    eps: float,
-    read_eps: float,
-) -> Taken | None:
-    """`stream_scores`, `hyper_gates` and `stream_read`; None where no gradient is asked or a kernel does not cover it.
+def hyper_take(X: Tensor, taking: Taking, made: Made | None = None) -> Taken | None:
+    """`stream_scores`, `hyper_gates` and `stream_read`; None where no kernel covers it, or of a step's few tokens.
 
-    eps: of the scores' norm. gain, read_eps: of the read's. Shapes as in these operators.
+    made: ahead, with X. Shapes as in these operators.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or few((X,)):
         return None
-    form = stream_gates.Form(False, X.shape[-2], tanh=tanh)
+    form, matrix, static, (s_alpha, s_beta), gain, eps, read_eps = taking
     found = (
         stream_scores.library(X, matrix),
         stream_gates.library(form, cast(static, torch.float32), s_alpha, s_beta),
@@ -76,30 +65,36 @@ def hyper_take(
     )
     if any(lib is None for lib in found):
         return None
-    loop, place = rebuilt.current(), place_of(X)
+    place = place_of(X)
     given = (X, matrix, static, s_alpha, s_beta, gain)
-    made = _HyperTake.apply(place, _Kernels(*found), form, (eps, read_eps), *given)
+    return taken(X, place, _HyperTake.apply(place, _Kernels(*found), form, (eps, read_eps), made, *given))
+
+
+def taken(X: Tensor, place: Any, made: tuple[Tensor, Tensor | None, Tensor, Tensor]) -> Taken:
+    """Outputs of a node; the X that it hands on stands in the decoder's loop where X stood."""
     h, mixing, write, onward = made
-    taken = Taken(h, mixing, write, onward, X)
+    loop = rebuilt.current()
     if loop is not None and place is not None:
-        loop.stand(taken.streams, place)
-    return taken
+        loop.stand(onward, place)
+    return Taken(h, mixing, write, onward, X)
 
 
 class _HyperTake(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, place: Any, kernels: _Kernels, form: stream_gates.Form, eps: tuple[float, float], X: Tensor,
-        matrix: Tensor, static: Tensor, s_alpha: Tensor, s_beta: Tensor, gain: Tensor | None,
+        ctx: Any, place: Any, kernels: _Kernels, form: stream_gates.Form, eps: tuple[float, float], made: Made | None,
+        X: Tensor, matrix: Tensor, static: Tensor, s_alpha: Tensor, s_beta: Tensor, gain: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         ctx.place, ctx.kernels, ctx.form, ctx.eps = place, kernels, form, eps
         ctx.set_materialize_grads(False)
-        z = stream_scores.forward(kernels.scores, X, matrix, eps[0])
-        gates = stream_gates.forward(kernels.gates, form, z, static, (s_alpha, s_beta))
+        z = stream_scores.forward(kernels.scores, X, matrix, eps[0]) if made is None else made.scores
+        gates = (
+            made.gates if made else stream_gates.forward(kernels.gates, form, z, static, (s_alpha, s_beta))
+        )
         assert gates is not None
         weights, write, mixing = gates
         assert mixing is not None
-        h = reads.read(kernels.read, X, weights, gain, eps[1])
+        h = made.read if made else reads.read(kernels.read, X, weights, gain, eps[1])
         ctx.save_for_backward(
             *(() if place is not None else (X,)), matrix, static, s_alpha, s_beta, gain, z, weights
         )
@@ -123,4 +118,4 @@ class _HyperTake(torch.autograd.Function):
         dgain = None if dgain is None or gain is None else cast(dgain, gain.dtype)
         parts = sums.split((static.numel(), 1, 1, 1))
         learned = (cast(d, x.dtype).view(x.shape) for d, x in zip(parts, (static, s_alpha, s_beta)))
-        return None, None, None, None, dX, cast(dmatrix, matrix.dtype), *learned, dgain
+        return *(None,) * 5, dX, cast(dmatrix, matrix.dtype), *learned, dgain

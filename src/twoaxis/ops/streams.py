@@ -47,18 +47,27 @@ def stream_write(streams: Tensor, mixing: Tensor | None, weights: Tensor, branch
     if (equation := choice.compiled("stream_write", streams, mixing, weights, branch)) is not None:
         equated: Tensor = equation(streams, mixing, weights, branch)
         return equated
+    if mixing is not None:
+        return mixed_write(written, streams, mixing, weights, branch)
     loop, place = rebuilt.current(), place_of(streams)
-    run: Callable[..., Tensor]
-    given: tuple[Tensor, ...]
-    out: Tensor
-    if mixing is None:
-        run, given = _added, (weights, branch)
-        out = _Add.apply(weights, branch, streams)
-    else:
-        run, given = _written, (mixing, weights, branch)
-        out = _Write.apply(place, streams, *given)
+    out: Tensor = _Add.apply(weights, branch, streams)
     if loop is not None and place is not None:
-        loop.grow(place, run, given, out)
+        loop.grow(place, _added, (weights, branch), out)
+    return out
+
+
+def mixed_write(
+    make: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    streams: Tensor,
+    mixing: Tensor,
+    weights: Tensor,
+    branch: Tensor,
+) -> Tensor:
+    """`stream_write` with a mixing, of checked inputs; make: what computes it, to the bit as `written` does."""
+    loop, place = rebuilt.current(), place_of(streams)
+    out: Tensor = _Write.apply(place, make, streams, mixing, weights, branch)
+    if loop is not None and place is not None:
+        loop.grow(place, written, (mixing, weights, branch), out)
     return out
 
 
@@ -109,11 +118,12 @@ class _Read(torch.autograd.Function):
 class _Write(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, place: Any, streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor
+        ctx: Any, place: Any, make: Any, streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor
     ) -> Tensor:
         ctx.place = place
         ctx.save_for_backward(*(() if place is not None else (streams,)), mixing, weights, branch)
-        return _written(streams, mixing, weights, branch)
+        made: Tensor = make(streams, mixing, weights, branch)
+        return made
 
     @staticmethod
     @first_order
@@ -123,20 +133,20 @@ class _Write(torch.autograd.Function):
         if (kernel := native.library(streams, branch, mixing, weights)) is not None:
             dX, dM, db, dy = native.write_back(kernel, *inputs, grad)
             small = (cast(_shrunk(d, x), x.dtype) for d, x in ((dM, mixing), (db, weights)))
-            return None, dX, *small, cast(dy, branch.dtype)
+            return None, None, dX, *small, cast(dy, branch.dtype)
         dtype = compute_dtype(streams, branch)
         with full_precision(streams):
             G, X, y = (cast(x, dtype) for x in (grad, streams, branch))
             M = cast(mixing, dtype).expand(*X.shape[:-2], -1, -1)
             b = cast(weights, dtype).expand(X.shape[:-1]).contiguous()
-            x, m, w, o = ctx.needs_input_grad[1:]
+            x, m, w, o = ctx.needs_input_grad[2:]
             found = (
                 M.mT.contiguous() @ G if x else None,  # small matrices are fast for contiguous ones only
                 _shrunk(G @ X.mT, mixing) if m else None,
                 _shrunk((G @ y.unsqueeze(-1)).squeeze(-1), weights) if w else None,
                 (b.unsqueeze(-2) @ G).squeeze(-2) if o else None,
             )
-            return None, *(None if dx is None else cast(dx, x.dtype) for dx, x in zip(found, inputs))
+            return None, None, *(None if dx is None else cast(dx, x.dtype) for dx, x in zip(found, inputs))
 
 
 class _Add(torch.autograd.Function):
@@ -178,7 +188,7 @@ def _again(streams: Tensor, weights: Tensor) -> Tensor:
     return h
 
 
-def _written(streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor) -> Tensor:
+def written(streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor) -> Tensor:
     """M X + b y."""
     if (kernel := native.library(streams, branch, mixing, weights)) is not None:
         return native.write(kernel, streams, mixing, weights, branch)

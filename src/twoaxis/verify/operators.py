@@ -59,6 +59,20 @@ def operators() -> list[Operator]:
         Operator("stream_write", [STREAMS, (*TOKENS, 4, 4), read, x], lambda f, *xs: f(*xs), "streams"),
         Operator("hyper_gates", [(*TOKENS, 4, 6), (4, 6), (1,), (1,)], _hyper_gates, "stream_gates"),
         Operator("mhc_gates", [(*TOKENS, 24), (3,), (24,)], _mhc_gates, "stream_gates"),
+        Operator(
+            "hyper_pass",
+            [STREAMS, (*TOKENS, 4, 4), read, x, (33, 6), (4, 6), (1,), (1,), (33,)],
+            _pass,
+            "stream_pass",
+            roundings=(4, 4),  # of the streams, of the read and of the gradients of both states
+        ),
+        Operator(
+            "mhc_pass",
+            [STREAMS, (*TOKENS, 4, 4), read, x, (132, 24), (3,), (24,), (33,)],
+            _pass,
+            "stream_pass",
+            roundings=(4, 4),
+        ),
         Operator("mix", [(7,), *[x] * 7], lambda f, w, *sources: f(sources, w), "mix"),
         Operator(
             "token_mix",
@@ -104,6 +118,10 @@ def _hyper_gates(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tenso
 
 def _mhc_gates(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
     return torch.cat([x.flatten(2) for x in f(*inputs, 4)], -1)
+
+
+def _pass(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+    return torch.cat([x.flatten(2) for x in f(*inputs[:-1], gain=inputs[-1])], -1)
 
 
 def _rotate(f: Callable[..., Tensor], x: Tensor) -> Tensor:

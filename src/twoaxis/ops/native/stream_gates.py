@@ -14,9 +14,10 @@ from .. import choice
 from .call import address, checked, threads
 
 _FLOAT = torch.float32
-_CALL = struct.Struct("7q f 4x 10P")  # `Call` of stream_gates.cpp
+_CALL = struct.Struct("7q f 4x 10P")  # `GatesCall` of gates.h
 MOST = 8  # streams
 _HYPER, _MHC = 0, 2  # and one more for backward
+Fields = tuple[int | float | None, ...]
 Gates = tuple[Tensor, Tensor, Tensor | None]  # read (..., n), write (..., n), mixing (..., n, n)
 
 
@@ -40,12 +41,8 @@ def library(form: Form, scores: Tensor, *learned: Tensor) -> CDLL | None:
 
 def forward(lib: CDLL, form: Form, scores: Tensor, table: Tensor, scales: Sequence[Tensor]) -> Gates | None:
     """The gates; None where logits of a mixing are too far apart for the kernel."""
-    lead, n = scores.shape[: -1 if form.mhc else -2], form.n
-    mixes = not form.mhc or scores.shape[-1] > 2 * n
-    read, write = torch.empty(*lead, n), torch.empty(*lead, n)
-    mixing = torch.empty(*lead, n, n) if mixes else None
-    done = _run(lib, form, scores, table, scales, (read, write, mixing))
-    return (read, write, mixing) if done else None
+    gates = results(form, scores)
+    return gates if _run(lib, form, scores, table, scales, gates) else None
 
 
 def backward(
@@ -72,21 +69,40 @@ def _run(
     sums: Tensor | None = None,
 ) -> bool:
     """One call; gates: results, or their gradients. False where logits are too far apart."""
-    mhc, n, tanh, iterations, rows_last, write_scale = form
-    lead = scores.shape[: -1 if mhc else -2]
-    scores, table, *scales = (x.to(_FLOAT).contiguous() for x in (scores, table, *scales))
-    a = [(address(x, _FLOAT, x.shape) or 0) + 4 * i for x in scales for i in range(x.numel())]
-    read, write, mixing = gates
+    scores, learned = scores.to(_FLOAT).contiguous(), parameters(table, scales)
     call = _CALL.pack(
-        lead.numel(), n, _threads(scores, form), tanh, mixing is not None, iterations, rows_last, write_scale,
+        *fields(form, _threads(scores, form), scores, learned, gates),
+        0 if dscores is None else dscores.data_ptr(), 0 if sums is None else sums.data_ptr(),
+    )  # fmt: skip
+    failed = lib.stream_gates(call, (_MHC if form.mhc else _HYPER) + (dscores is not None))
+    checked(failed == 1)
+    return not failed
+
+
+def results(form: Form, scores: Tensor) -> Gates:
+    """Memory for the gates of these scores."""
+    lead, n = scores.shape[: -1 if form.mhc else -2], form.n
+    mixes = not form.mhc or scores.shape[-1] > 2 * n
+    mixing = torch.empty(*lead, n, n) if mixes else None
+    return torch.empty(*lead, n), torch.empty(*lead, n), mixing
+
+
+def parameters(table: Tensor, scales: Sequence[Tensor]) -> list[Tensor]:
+    """The table and the scales as a kernel takes them."""
+    return [x.to(_FLOAT).contiguous() for x in (table, *scales)]
+
+
+def fields(form: Form, share: int, scores: Tensor, learned: Sequence[Tensor], gates: Gates) -> Fields:
+    """`GatesCall` of gates.h but for its last two. share: of threads; what is addressed has to be kept alive."""
+    mhc, n, tanh, iterations, rows_last, write_scale = form
+    lead, (table, *scales), (read, write, mixing) = scores.shape[: -1 if mhc else -2], learned, gates
+    a = [(address(x, _FLOAT, x.shape) or 0) + 4 * i for x in scales for i in range(x.numel())]
+    return (
+        lead.numel(), n, share, tanh, mixing is not None, iterations, rows_last, write_scale,
         address(scores, _FLOAT, scores.shape), address(table, _FLOAT, table.shape), *a, *[0] * (3 - len(a)),
         address(read, _FLOAT, (*lead, n)), address(mixing, _FLOAT, (*lead, n, n)) or 0,
         address(write, _FLOAT, (*lead, n)),
-        0 if dscores is None else dscores.data_ptr(), 0 if sums is None else sums.data_ptr(),
     )  # fmt: skip
-    failed = lib.stream_gates(call, (_MHC if mhc else _HYPER) + (dscores is not None))
-    checked(failed == 1)
-    return not failed
 
 
 def _threads(scores: Tensor, form: Form) -> int:

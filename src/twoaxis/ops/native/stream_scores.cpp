@@ -4,9 +4,7 @@
 //   with dN = dy W^T  dX_s = q (dN - mean(dN) - N mean(dN N)), dW = sum N^T dy                        2 n d
 //   and for the one pass of ops/stream_take.py  + D_s + w_s h                                     (3 n + 1) d
 // W is given as rows (c, d), whose means are taken off first: y = q X W then, and mean(dN) = 0.
-#include "rows.h"
-
-constexpr int MOST = 8;  // streams
+#include "scores.h"
 
 struct Call {
   int64_t N, n, d, c, threads;
@@ -36,46 +34,17 @@ struct Scores {
     rows = memory.at, matrix = rows + n * wide, sums = matrix + c.c * wide;
     spread = (vf*)(sums + c.c * wide), dots = (float*)(spread + 4 * c.c);
     if (!rows) return;
-    memset(matrix, 0, 2 * c.c * wide * sizeof(float));
-    for (int k = 0; k < c.c; k++) {
-      const float* from = c.matrix + k * d;
-      double total = 0;
-      for (int j = 0; j < d; j++) total += from[j];
-      for (int j = 0; j < d; j++) matrix[k * wide + j] = from[j] - float(total / d);
-    }
+    memset(sums, 0, c.c * wide * sizeof(float));
+    centred(c.matrix, c.c, d, matrix);
   }
 
   const T* stream(const void* of, int64_t t) const { return (const T*)of + t * n * d; }
 
-  // Means, and 1 / sqrt(var + eps), of M rows, whose padding becomes their mean.
-  template <int M>
-  INLINE void norms(float* x, float* mean, float* q) const {
-    vf total[M] = {}, squares[M] = {}, m[M];
-    for (int j = 0; j < wide; j += W)
-      for (int i = 0; i < M; i++) total[i] += load(x + i * wide + j);
-    for (int i = 0; i < M; i++) {
-      m[i] = all(mean[i] = sum(total[i]) / d);
-      for (int j = d; j < wide; j++) x[i * wide + j] = mean[i];
-    }
-    for (int j = 0; j < wide; j += W)
-      for (int i = 0; i < M; i++) {
-        vf u = load(x + i * wide + j) - m[i];
-        squares[i] += u * u;
-      }
-    for (int i = 0; i < M; i++) q[i] = 1 / std::sqrt(sum(squares[i]) / d + c.eps);
-  }
-
-  void factors(float* mean, float* q) const {
-    int i = 0;
-    for (; i + 4 <= n; i += 4) norms<4>(rows + i * wide, mean + i, q + i);
-    for (; i < n; i++) norms<1>(rows + i * wide, mean + i, q + i);
-  }
-
   void forward(int64_t t) {
     take(stream(c.x, t), n, d, rows);
-    float mean[MOST], q[MOST], *out = c.out + t * n * c.c;
+    float mean[STREAMS], q[STREAMS], *out = c.out + t * n * c.c;
     products(rows, n, matrix, c.c, wide, out);
-    factors(mean, q);
+    norms(rows, n, d, c.eps, mean, q);
     for (int s = 0; s < n; s++)
       for (int k = 0; k < c.c; k++) out[s * c.c + k] *= q[s];
   }
@@ -113,9 +82,9 @@ struct Scores {
   }
 
   void backward(int64_t t) {
-    float mean[MOST], q[MOST];
+    float mean[STREAMS], q[STREAMS];
     take(stream(c.x, t), n, d, rows);
-    factors(mean, q);
+    norms(rows, n, d, c.eps, mean, q);
     if (!c.scores) products(rows, n, matrix, c.c, wide, dots);
     for (int i = 0; i < n * c.c && c.scores; i++) dots[i] = c.scores[t * n * c.c + i] / q[i / c.c];
     int i = 0;

@@ -7,7 +7,7 @@
 //           dX = M^T G, dM = G X^T, db = G y, dy = b^T G                           (3 n + 2) d
 //   gather  dX_s = part_s + D_s + w_s h + k X_s, in float32 until it is stored (ops/joint_take.py)
 // A token's rows meet the memory once, and nothing of their size is kept.
-#include "rows.h"
+#include "streams.h"
 
 struct Call {
   int64_t N, n, d, threads;
@@ -41,21 +41,9 @@ struct Streams {
   const T* stream(const void* of, int64_t t) const { return (const T*)of + t * n * d; }
 
   void read(int64_t t) {
-    const float* w = c.weights + t * n;
-    const T* x = stream(c.x, t);
     float* h = more;
-    vf squares{};
-    each(d, STEP {
-      vf y{};
-      for (int s = 0; s < n; s++) y += w[s] * load(x + s * d + j, rest);
-      store(h + j, y), squares += y * y;
-    });
-    vf r = all(c.eps < 0 ? 1 : 1 / std::sqrt(sum(squares) / d + c.eps));
-    T* out = (T*)c.out + t * d;
-    each(d, STEP {
-      vf y = r * load(h + j);
-      store(out + j, c.gain ? y * load(c.gain + j, rest) : y, rest);
-    });
+    float squares = weigh(stream(c.x, t), d, c.weights + t * n, n, d, h);
+    normed(h, squares, c.gain, c.eps, d, (T*)c.out + t * d);
   }
 
   void read_back(int64_t t) {
@@ -63,13 +51,8 @@ struct Streams {
     float *h = more, *g = more + wide;
     take(stream(c.x, t), n, d, rows), take((const T*)c.dout + t * d, 1, d, g);
     if (c.eps >= 0) {
-      vf squares{}, along{};
-      for (int j = 0; j < wide; j += W) {
-        vf y{};
-        for (int s = 0; s < n; s++) y += w[s] * load(rows + s * wide + j);
-        store(h + j, y), squares += y * y;
-      }
-      float r = 1 / std::sqrt(sum(squares) / d + c.eps);
+      float r = 1 / std::sqrt(weigh(rows, wide, w, n, d, h) / d + c.eps);
+      vf along{};
       each(d, STEP {
         vf dy = load(g + j), y = load(h + j);
         if (c.gain) {
@@ -104,43 +87,20 @@ struct Streams {
       });
   }
 
-  // Rows i .. i + M - 1 of m x + b y, m (n, n) with steps `row` and `column`; without y, m x. x: rows `step` apart.
-  template <int M, class X>
-  INLINE void mix(int i, const float* m, int row, int column, const X* x, int step, const float* b, const T* y, T* out) {
-    for (int s = 0; s < n; s++)
-      for (int k = 0; k < M; k++) spread[s * M + k] = all(m[(i + k) * row + s * column]);
-    for (int k = 0; k < M && y; k++) spread[n * M + k] = all(b[i + k]);
-    each(d, STEP {
-      vf total[M] = {};
-      for (int s = 0; s < n; s++) {
-        vf u = load(x + s * step + j, rest);
-        for (int k = 0; k < M; k++) total[k] += spread[s * M + k] * u;
-      }
-      if (y) {
-        vf u = load(y + j, rest);
-        for (int k = 0; k < M; k++) total[k] += spread[n * M + k] * u;
-      }
-      for (int k = 0; k < M; k++) store(out + (i + k) * d + j, total[k], rest);
-    });
-  }
-
-  template <class X>
-  void mixed(const float* m, int row, int column, const X* x, int step, const float* b, const T* y, T* out) {
-    int i = 0;
-    for (; i + 4 <= n; i += 4) mix<4>(i, m, row, column, x, step, b, y, out);
-    for (; i < n; i++) mix<1>(i, m, row, column, x, step, b, y, out);
-  }
-
   void write(int64_t t) {
-    const T* y = (const T*)c.branch + t * d;
-    mixed(c.mixing + t * n * n, n, 1, stream(c.x, t), d, c.weights + t * n, y, (T*)c.out + t * n * d);
+    T* out = (T*)c.out + t * n * d;
+    const T *x = stream(c.x, t), *y = (const T*)c.branch + t * d;
+    Mix<T, T> mix{n, d, c.mixing + t * n * n, n, 1, x, d, c.weights + t * n, y, spread};
+    mix(PUT { store(out + i * d + j, v, rest); });
   }
 
   void write_back(int64_t t) {
     float* y = more + n * wide;
     const float* b = c.weights + t * n;
     take(stream(c.x, t), n, d, rows), take(stream(c.dout, t), n, d, more), take((const T*)c.branch + t * d, 1, d, y);
-    mixed(c.mixing + t * n * n, 1, n, more, wide, nullptr, nullptr, (T*)c.dx + t * n * d);
+    T* dx = (T*)c.dx + t * n * d;
+    Mix<float, T> mix{n, d, c.mixing + t * n * n, 1, n, more, wide, nullptr, nullptr, spread};
+    mix(PUT { store(dx + i * d + j, v, rest); });
     products(more, n, rows, n, wide, c.dmixing + t * n * n);
     products(more, n, y, 1, wide, c.dweights + t * n);
     T* dy = (T*)c.dbranch + t * d;

@@ -126,3 +126,47 @@ def mhc_gates(
             R = a[2] * z[..., 2 * n :] + b[2 * n :]
             H = sinkhorn(R.unflatten(-1, (n, n)), iterations, last=last, eps=eps)
         return P.sigmoid() + eps, write_scale * Q.sigmoid(), H
+
+
+def hyper_pass(
+    streams: Tensor,
+    mixing: Tensor | None,
+    weights: Tensor,
+    branch: Tensor,
+    matrix: Tensor,
+    static: Tensor,
+    s_alpha: Tensor,
+    s_beta: Tensor,
+    *,
+    gain: Tensor | None = None,
+    tanh: bool = True,
+    eps: float = 1e-6,
+    read_eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """X' = M X + b y and what a sublayer takes of X'; see `ops.hyper_pass`."""
+    X = stream_write(streams, mixing, weights, branch)
+    A_m, A_r, B = hyper_gates(stream_scores(X, matrix, eps), static, s_alpha, s_beta, tanh=tanh)
+    return X, stream_read(X, A_m, gain=gain, eps=read_eps), A_r, B
+
+
+def mhc_pass(
+    streams: Tensor,
+    mixing: Tensor | None,
+    weights: Tensor,
+    branch: Tensor,
+    phi: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    *,
+    gain: Tensor | None = None,
+    iterations: int = 20,
+    last: Last = "rows",
+    write_scale: float = 2.0,
+    eps: float = 1e-6,
+    read_eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """X' = M X + b y and what a sublayer of mHC takes of X'; see `ops.mhc_pass`."""
+    X, n = stream_write(streams, mixing, weights, branch), streams.shape[-2]
+    z = joint_scores(X, phi, eps)
+    P, Q, H = mhc_gates(z, scales, bias, n, iterations=iterations, last=last, write_scale=write_scale)
+    return X, stream_read(X, P, gain=gain, eps=read_eps), H, Q

@@ -1,0 +1,126 @@
+"""A write of streams and all that the next sublayer takes of them in one pass (arXiv 2409.19606, 2512.24880).
+
+    X' = M X + b y;   z = scores of X',  gates of z,  h = norm(w X')
+
+A token's streams are rewritten, scored and read while they are in the nearest caches: (2 n + 2) d numbers move forward,
+where the write, the scores and the read move (4 n + 2) d. The graph is that of the operators one by one: the write is
+one node and what is taken another (`stream_take`, `joint_take`), which finds its results made.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .checks import check_streams
+from .joint_take import mhc_take
+from .native import stream_pass as native
+from .native.stream_gates import Form
+from .native.stream_pass import Made, Taking
+from .precision import few
+from .sinkhorn import Last, check_sinkhorn
+from .stream_gates import check_hyper_gates, check_mhc_gates, hyper_gates, mhc_gates
+from .stream_scores import joint_scores, stream_scores
+from .stream_take import Taken, hyper_take
+from .streams import mixed_write, stream_read, stream_write, written
+
+Passed = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def hyper_pass(
+    streams: Tensor,
+    mixing: Tensor | None,
+    weights: Tensor,
+    branch: Tensor,
+    matrix: Tensor,
+    static: Tensor,
+    s_alpha: Tensor,
+    s_beta: Tensor,
+    *,
+    gain: Tensor | None = None,
+    tanh: bool = True,
+    eps: float = 1e-6,
+    read_eps: float = 1e-6,
+) -> Passed:
+    """`stream_write`, then `stream_scores`, `hyper_gates` and `stream_read` of the result: X', h, A_r^T and B.
+
+    X' (..., n, d), h (..., d) in the streams' dtype, A_r^T (..., n, n) and B (..., n) in at least float32. eps: of the
+    scores' norm. gain, read_eps: of the read's. All else as in these operators; so are errors.
+    """
+    check_streams(streams, matrix=matrix, gain=gain)
+    check_hyper_gates(_like(streams, matrix.shape[1]), static, s_alpha, s_beta)
+    form = Form(False, streams.shape[-2], tanh=tanh)
+    taking = Taking(form, matrix, static, (s_alpha, s_beta), gain, eps, read_eps)
+    X, made = write_and_take(streams, mixing, weights, branch, taking)
+    if (taken := hyper_take(X, taking, made)) is not None:
+        assert taken.mixing is not None
+        return taken.streams, taken.read, taken.mixing, taken.write
+    A_m, A_r, B = hyper_gates(stream_scores(X, matrix, eps), static, s_alpha, s_beta, tanh=tanh)
+    return X, stream_read(X, A_m, gain=gain, eps=read_eps), A_r, B
+
+
+def mhc_pass(
+    streams: Tensor,
+    mixing: Tensor | None,
+    weights: Tensor,
+    branch: Tensor,
+    phi: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    *,
+    gain: Tensor | None = None,
+    iterations: int = 20,
+    last: Last = "rows",
+    write_scale: float = 2.0,
+    eps: float = 1e-6,
+    read_eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """`stream_write`, then `joint_scores`, `mhc_gates` and `stream_read` of the result: X', h, H and Q.
+
+    X' (..., n, d), h (..., d) in the streams' dtype, H (..., n, n), or None of two scales, and Q (..., n) in at least
+    float32. eps: of the scores' norm. gain, read_eps: of the read's. All else as in these operators; so are errors.
+    """
+    check_streams(streams, joint=phi, gain=gain)
+    n = streams.shape[-2]
+    check_mhc_gates(_like(streams[..., 0, :], phi.shape[1]), scales, bias, n)
+    check_sinkhorn(_like(streams, n), iterations, last, 0.0)
+    form = Form(True, n, False, iterations, last == "rows", write_scale)
+    taking = Taking(form, phi, bias, (scales,), gain, eps, read_eps)
+    X, made = write_and_take(streams, mixing, weights, branch, taking)
+    if (taken := mhc_take(X, taking, made)) is not None:
+        return taken.streams, taken.read, taken.mixing, taken.write
+    z = joint_scores(X, phi, eps)
+    P, Q, H = mhc_gates(z, scales, bias, n, iterations=iterations, last=last, write_scale=write_scale)
+    return X, stream_read(X, P, gain=gain, eps=read_eps), H, Q
+
+
+def write_and_take(
+    streams: Tensor, mixing: Tensor | None, weights: Tensor, branch: Tensor, then: Taking
+) -> tuple[Tensor, Made | None]:
+    """`stream_write`, and what a sublayer will take of the result; None: nothing, of what no kernel covers."""
+    check_streams(streams, mixing=mixing, weights=weights, branch=branch)
+    if mixing is None or torch.compiler.is_compiling() or few((streams,)):
+        return stream_write(streams, mixing, weights, branch), None
+    if (lib := native.library(streams, branch, then, mixing, weights)) is None:
+        return stream_write(streams, mixing, weights, branch), None
+    made: list[Made] = []
+
+    def make(streams: Tensor, mixing: Tensor, weights: Tensor, branch: Tensor) -> Tensor:
+        if (found := native.run(lib, streams, mixing, weights, branch, then)) is None:
+            return written(streams, mixing, weights, branch)
+        made.append(found[1])
+        return found[0]
+
+    out = mixed_write(make, streams, mixing, weights, branch)
+    return out, made[0] if made else None
+
+
+def write_after(taken: Taken, state: Tensor, y: Tensor, then: Taking | None) -> tuple[Tensor, Made | None]:
+    """`write_and_take` by what a sublayer has taken of its state; without a next one that takes, the write alone."""
+    given = taken.last(state), taken.mixing, taken.write, y
+    return (stream_write(*given), None) if then is None else write_and_take(*given, then)
+
+
+def _like(streams: Tensor, columns: int) -> Tensor:
+    """The shape (..., columns) of what is made of streams (..., d), for checks."""
+    return torch.empty((), device="meta").expand(*streams.shape[:-1], columns)
