@@ -191,6 +191,20 @@ def test_another_value_of_an_option_never_passes(tmp_path, case, key, value):
     assert run_pair(stem, tmp_path).status != "ok"
 
 
+@pytest.mark.parametrize(
+    ("case", "key"),
+    [("dca/grn_v3_M4_O1", "outputs"), ("canon/op_k3_res1_act0", "kernel"), ("attnres_read/fla_plain", "eps")],
+)
+def test_what_the_json_leaves_out_is_said_by_name(tmp_path, case, key):
+    stem = copied(VECTORS / case, tmp_path)
+    path = stem.with_suffix(".json")
+    meta = json.loads(path.read_text())
+    del options_of(meta)[key]
+    path.write_text(json.dumps(meta))
+    result = run_pair(stem, tmp_path)
+    assert (result.status, result.detail) == ("not run", f"the JSON says nothing of {key!r}")
+
+
 @pytest.mark.parametrize("kind", ["json", "safetensors"])
 def test_half_a_pair_is_not_run(tmp_path, kind):
     stem = copied(VECTORS / "dca/grn_v3_M4_O1", tmp_path)

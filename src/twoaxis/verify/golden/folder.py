@@ -86,10 +86,17 @@ def _flat(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else [value]
 
 
+class _Said(dict[str, Any]):
+    """A table of the JSON; what a runner needs of it and does not find is said by name."""
+
+    def __missing__(self, key: str) -> Any:
+        raise NotRun(f"the JSON says nothing of {key!r}")
+
+
 def _read_json(stem: Path) -> dict[str, Any]:
     path = stem.parent / f"{stem.name}.json"
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = json.loads(path.read_text(encoding="utf-8"), object_hook=_Said)
     except FileNotFoundError:
         raise NotRun(f"{path.name} is missing") from None
     except (OSError, ValueError) as error:
