@@ -32,6 +32,7 @@ from gated_cases import gated
 from mix_cases import token_mixes
 from operator_cases import Run, cases
 from packages import still_left_out
+from stream_cases import passes
 from update_cases import updates
 
 from twoaxis.model import write_atomically
@@ -144,7 +145,10 @@ def main() -> None:
     of_updates = updates(dtype) if "adamw" in args.only else ()
     of_gates = gated(dtype) if "gated" in args.only else ()
     of_mixes = token_mixes(dtype) if "token_mix" in args.only else ()
-    chained = itertools.chain(cases(args.only, args.tokens, dtype), of_gates, of_mixes, of_updates)
+    of_streams = passes(dtype) if "streams" in args.only else ()
+    chained = itertools.chain(
+        cases(args.only, args.tokens, dtype), of_streams, of_gates, of_mixes, of_updates
+    )
     for name, runs in chained:
         case: dict[str, object] = {"command": command, "rounds": args.rounds, "load": os.getloadavg()[0]}
         case |= still_left_out(list(runs), [name for name, run in runs.items() if run is not None])

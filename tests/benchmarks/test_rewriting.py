@@ -134,7 +134,7 @@ def test_a_case_names_who_is_not_installed(
     monkeypatch.setattr(operators, "KEEP", {})
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(operators, "cases", lambda *_: [("one", {"ours": list, "peer": None})])
-    run(operators, monkeypatch, "--rounds", "1", "--json", str(file))
+    run(operators, monkeypatch, "--only", "sums", "--rounds", "1", "--json", str(file))
     assert json.loads(file.read_text())["cases"]["one"]["left out"] == ["peer"]
     capsys.readouterr()
     run(operators, monkeypatch, "--table", "--json", str(file))
