@@ -195,3 +195,14 @@ def test_what_a_compiled_step_needs():
         model.new_cache(1, fixed_shapes=True)
     with pytest.raises(InputError, match=r"compiled_step needs a cache of one shape: new_cache"):
         compiled_step(model, model.new_cache(1, 5))
+
+
+@traced
+@quiet
+def test_a_compiled_model_counts_what_it_has_fed():
+    model, x = Case("additive").model(n_blocks=1).eval(), tokens(2, 5)
+    torch._dynamo.reset()
+    compiled, cache = torch.compile(model, backend="eager"), model.new_cache(2, max_rollback=1)
+    logits = [compiled(x[:, :4], cache=cache), compiled(x[:, 4:], cache=cache)]
+    assert cache.length == 5
+    same(torch.cat(logits, 1), model(x))

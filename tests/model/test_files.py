@@ -194,3 +194,24 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [torch.nn.DataParallel, compiled, lambda model: compiled(torch.nn.DataParallel(model))],
+    ids=["data-parallel", "compiled", "both"],
+)
+def test_a_wrapped_model_is_saved_as_it_is(tmp_path, wrap):
+    model = twoaxis.Decoder(twoaxis.ModelConfig(vocab_size=7, d_model=4, n_blocks=1, n_heads=2))
+    twoaxis.save(wrap(model), tmp_path)
+    again = twoaxis.load(tmp_path).state_dict()
+    assert all(again[name].equal(value) for name, value in model.state_dict().items())
+
+
+def test_only_a_decoder_is_saved(tmp_path):
+    with pytest.raises(InputError, match="what is saved is a Decoder, not Linear"):
+        twoaxis.save(torch.nn.Linear(2, 2), tmp_path)

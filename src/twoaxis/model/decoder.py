@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -89,9 +90,9 @@ class Decoder(nn.Module):
         if return_last:
             x, state = self.to_the_end(tokens, ctx)
             return self.logits(x), state
-        if cache is None or torch.compiler.is_compiling():
+        if cache is None:
             return self.run(tokens, ctx, return_states, last)
-        with settled():
+        with nullcontext() if torch.compiler.is_compiling() else settled():
             out = self.run(tokens, ctx, return_states, last)
         cache.advance(tokens.shape[1])
         return out

@@ -7,12 +7,13 @@ import os
 import struct
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from twoaxis.errors import InputError
 from twoaxis.model.config import ModelConfig
@@ -50,6 +51,16 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def decoder_in(model: nn.Module) -> Decoder:
+    """The Decoder inside torch's wrappers (compiled, DataParallel, DDP)."""
+    inner: Any = model
+    while isinstance(inner, nn.Module) and not isinstance(inner, Decoder):
+        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+    if inner is None or not isinstance(inner, Decoder):
+        raise InputError(f"what is saved is a Decoder, not {type(model).__name__}")
+    return inner
+
+
 def weights_of(model: Decoder) -> dict[str, Tensor]:
     """The model's weights by plain name; a tied head is left out."""
     skip = "head.weight" if model.cfg.tie_embeddings else ""
@@ -57,9 +68,12 @@ def weights_of(model: Decoder) -> dict[str, Tensor]:
     return {k: v for k, v in state.items() if k != skip}
 
 
-def save(model: Decoder, folder: str | Path) -> None:
-    """Write config.json and model.safetensors into a folder, each atomically."""
-    folder = Path(folder)
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write config.json and model.safetensors into a folder, each atomically.
+
+    model: a Decoder, also one that is compiled or wrapped for data-parallel training.
+    """
+    model, folder = decoder_in(model), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
