@@ -100,3 +100,19 @@ def test_folders(model, tmp_path, damage):
     ]
     with pytest.raises(InputError, match=line):
         twoaxis.load(folder)
+
+
+@pytest.mark.parametrize(
+    "depth", ["attnres", "value_residual(form='learnable_plus')"], ids=["none", "places"]
+)
+def test_constants_are_not_emptied(depth):
+    cfg = ModelConfig(vocab_size=11, d_model=8, n_blocks=3, n_heads=2, depth=depth)
+    model, tokens = Decoder(cfg), torch.ones(1, 4, dtype=torch.long)
+    with torch.device("meta"):
+        bare = Decoder(cfg)
+    if depth == "attnres":
+        bare.to_empty(device="cpu").load_state_dict(model.state_dict())
+        assert torch.equal(bare(tokens), model(tokens))
+    else:
+        with pytest.raises(InputError, match=r"to_empty would leave blocks.* without its numbers"):
+            bare.to_empty(device="cpu")

@@ -206,6 +206,12 @@ class Decoder(nn.Module):
         }
         return Cache(slots, batch_size, max_rollback, fixed_shapes=fixed_shapes, device=weight.device)
 
+    def to_empty(self, *, device: Any, recurse: bool = True) -> Decoder:
+        """torch's, refused where constants that no file holds would be left without their numbers."""
+        for name, _ in self.named_buffers():
+            raise InputError(f"to_empty would leave {name} without its numbers; build the model on {device}")
+        return super().to_empty(device=device, recurse=recurse)
+
     def param_rules(self) -> dict[str, ParamRule]:
         """How the optimiser treats each parameter: matrices of cores and embeddings decay; norms, biases,
         scalars and everything of the depth axis do not, unless the method's own paper says so."""
