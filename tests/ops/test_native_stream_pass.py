@@ -1,5 +1,8 @@
 """A write of streams and what the next sublayer takes of them in one kernel, against the references in float64."""
 
+from contextlib import nullcontext
+from copy import deepcopy
+
 import pytest
 import torch
 from agreement import error, results
@@ -8,7 +11,7 @@ from native_cases import needs_kernel
 from twoaxis import Decoder, ModelConfig, ops
 from twoaxis.depth import ahead
 from twoaxis.errors import InputError
-from twoaxis.ops import hyper_pass, mhc_pass, reference, stream_write
+from twoaxis.ops import hyper_pass, mhc_pass, precision, reference, stream_write
 
 pytestmark = [needs_kernel(name) for name in ("stream_pass", "streams", "stream_scores", "stream_gates")]
 OPTIONS = {
@@ -190,9 +193,10 @@ def test_a_model_writes_and_takes_in_one_pass(depth, calls, counting, monkeypatc
 
 @pytest.mark.parametrize("depth", MODELS)
 @pytest.mark.parametrize("change", ["in place", "another state"])
-def test_what_was_made_ahead_is_forgotten_of_another_state(depth, change, monkeypatch):
+def test_what_was_made_ahead_is_forgotten_of_another_state(depth, change, counting, monkeypatch):
     """A hook between two sublayers changes the streams."""
-    model, rows = model_of(depth)
+    (model, rows), library = model_of(depth), counting("stream_pass")
+    monkeypatch.setattr(precision, "CHUNK", 0)  # so that no pass is a step of a few tokens
 
     def hook(_module, _inputs, state):
         if change == "another state":
@@ -204,10 +208,42 @@ def test_what_was_made_ahead_is_forgotten_of_another_state(depth, change, monkey
     model.blocks[1].register_forward_hook(hook)
     with torch.no_grad():
         found = model(rows)
+        assert library.calls
         monkeypatch.setattr(ahead, "made", lambda *_: None)
-        assert found.equal(model(rows)) or error(found, model(rows)) < 1e-5
+        assert error(found, model(rows)) < 1e-5
         model.blocks[1]._forward_hooks.clear()
         assert error(found, model(rows)) > 1e-3
+
+
+@pytest.mark.parametrize("depth", [*MODELS, "additive"])
+def test_what_was_made_ahead_is_forgotten_by_changed_parameters(depth, monkeypatch):
+    """A hook before a block changes its norm, or all of its connection."""
+    model, rows = model_of(depth)
+
+    def hook(block, _inputs):
+        with torch.no_grad():
+            for p in block.connections[0].parameters():
+                p.mul_(2).add_(0.1)
+
+    def run():
+        changed = deepcopy(model)
+        changed.blocks[1].register_forward_pre_hook(hook)
+        return changed(rows).detach()
+
+    found = run()
+    monkeypatch.setattr(ahead, "loop", lambda *_: nullcontext())  # nobody knows what follows
+    assert error(found, run()) < 1e-6
+
+
+def test_a_model_of_inference_mode_runs_outside_of_it(monkeypatch):
+    """Its parameters do not tell whether they were changed: nothing is made ahead by them."""
+    monkeypatch.setattr(precision, "CHUNK", 0)
+    for depth in ("hyper_connections", "mhc", "additive"):
+        with torch.inference_mode():
+            model, rows = model_of(depth)
+            wanted = model(rows).clone()
+        with torch.no_grad():
+            assert error(model(rows), wanted) < 1e-6
 
 
 def test_a_weight_that_is_made_at_each_look_is_not_taken_for_another():

@@ -4,7 +4,8 @@
     X' = M X + b y,   z, gates, h = take'(X')          that writes does not know
 
 The decoder knows the order of its connections and opens `loop` around its layers. A write inside asks for the one that
-follows its own; what it makes ahead is taken by that one if it meets this very state, unchanged, and else forgotten.
+follows its own; what it makes ahead is taken by that one if it meets this very state by these very parameters, all of
+them unchanged, and else forgotten.
 So nothing pends in a method: outside of a loop, in a pipeline's stage or under torch.compile both run one by one, and
 under torch.inference_mode, whose tensors do not tell whether they were changed.
 """
@@ -33,13 +34,37 @@ if TYPE_CHECKING:
 _open: ContextVar[Loop | None] = ContextVar("ahead", default=None)
 
 
-class Ahead(NamedTuple):
-    """What was made of a state for its reader, a norm or the taking of a connection, together with it."""
+Reader = RMSNorm | Taking
 
-    reader: RMSNorm | Taking
-    state: Tensor
-    version: int
+
+class Ahead(NamedTuple):
+    """What was made of a state for its reader, a norm or the taking of a connection, together with it.
+
+    of: the state and the reader's parameters; versions: theirs, at that time."""
+
+    reader: Reader
+    of: tuple[Tensor | None, ...]
+    versions: list[int]
     made: Any
+
+    def fits(self, reader: Reader, state: Tensor) -> bool:
+        """Whether the reader would make just this, of this state."""
+        if self.of[0] is not state or not _alike(self.reader, reader):
+            return False
+        now = _of(reader, state)
+        return all(a is b for a, b in zip(self.of, now, strict=True)) and self.versions == _versions(now)
+
+
+def _alike(a: Reader, b: Reader) -> bool:
+    return a is b if isinstance(a, RMSNorm) or isinstance(b, RMSNorm) else a.options == b.options
+
+
+def _of(reader: Reader, state: Tensor) -> tuple[Tensor | None, ...]:
+    return (state, reader.weight) if isinstance(reader, RMSNorm) else (state, *reader.learned)
+
+
+def _versions(tensors: tuple[Tensor | None, ...]) -> list[int]:
+    return [x._version for x in tensors if x is not None]
 
 
 class Loop:
@@ -50,15 +75,15 @@ class Loop:
         self.next = dict(pairwise(connections))
         self.ahead: Ahead | None = None
 
-    def make(self, reader: RMSNorm | Taking, state: Tensor, made: Any) -> None:
-        self.ahead = Ahead(reader, state, state._version, made)
+    def make(self, reader: Reader, state: Tensor, made: Any) -> None:
+        of = _of(reader, state)
+        if not any(x is not None and x.is_inference() for x in of):  # a model built there has no versions
+            self.ahead = Ahead(reader, of, _versions(of), made)
 
-    def take(self, state: Tensor) -> Ahead | None:
-        """What was made of this very state; asked for once."""
+    def take(self, reader: Reader, state: Tensor) -> Any:
+        """What was made for this reader of this very state, or None; asked for once."""
         found, self.ahead = self.ahead, None
-        return (
-            found if found is not None and found.state is state and found.version == state._version else None
-        )
+        return found.made if found is not None and found.fits(reader, state) else None
 
 
 @contextmanager
@@ -93,8 +118,8 @@ def add(norm: RMSNorm, x: Tensor, y: Tensor) -> Tensor:
 def normed(norm: RMSNorm, x: Tensor) -> Tensor:
     """norm(x), or what was made ahead of it."""
     found = _current()
-    ahead = None if found is None else found.take(x)
-    result: Tensor = norm(x) if ahead is None or ahead.reader is not norm else ahead.made
+    ahead = None if found is None else found.take(norm, x)
+    result: Tensor = norm(x) if ahead is None else ahead
     return result
 
 
@@ -112,8 +137,5 @@ def write(connection: Connection, taken: Taken, state: Tensor, y: Tensor) -> Ten
 def made(taking: Taking, state: Tensor) -> Made | None:
     """What was made ahead of `take` by the same parameters and options."""
     found = _current()
-    ahead = None if found is None else found.take(state)
-    if ahead is None or not isinstance(ahead.reader, Taking) or not ahead.reader.same(taking):
-        return None
-    result: Made = ahead.made
+    result: Made | None = None if found is None else found.take(taking, state)
     return result

@@ -38,11 +38,10 @@ class Taking(NamedTuple):
         """All parameters, in the order of the fields."""
         return (self.matrix, self.table, *self.scales, self.gain)
 
-    def same(self, other: Taking) -> bool:
-        """Whether both are of the very same tensors and options."""
-        mine, theirs = self.learned, other.learned
-        alike = len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs, strict=True))
-        return alike and (self.form, self.eps, self.read_eps) == (other.form, other.eps, other.read_eps)
+    @property
+    def options(self) -> tuple[Form, float, float]:
+        """All else."""
+        return self.form, self.eps, self.read_eps
 
 
 class Made(NamedTuple):
