@@ -8,7 +8,7 @@ from torch import Tensor
 import configurations
 import twoaxis
 from configurations import Case
-from twoaxis import InputError
+from twoaxis import InputError, RunError
 from twoaxis.model import penalised
 from twoaxis.model.lookup import accepted, draft, drafts
 
@@ -194,3 +194,12 @@ def test_what_is_accepted_agrees_in_every_row_that_goes_on():
 def test_what_cannot_be_met_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         twoaxis.generate(model_of(), tokens(), 3, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_no_numbers_end_in_one_line(temperature):
+    model = model_of("additive")
+    with torch.no_grad():
+        model.embedding.weight.fill_(torch.nan)
+    with pytest.raises(RunError, match="logits are not finite numbers"):
+        twoaxis.generate(model, tokens(1, 3), 2, temperature=temperature)

@@ -86,6 +86,18 @@ def test_eval_says_when_the_runs_own_text_has_changed(text, tmp_path, capsys):
         assert ("own.txt' has changed since the run was validated on it" in line) is not bool(data)
 
 
+def test_a_score_that_is_no_number_is_json_all_the_same(text, tmp_path, capsys, monkeypatch):
+    train(text, tmp_path)
+    model, tokenizer, cfg = load_run(tmp_path)
+    with torch.no_grad():
+        model.embedding.weight.fill_(torch.nan)
+    monkeypatch.setattr("twoaxis.train.load_run", lambda _: (model, tokenizer, cfg))
+    said(capsys)
+    assert run("eval", tmp_path, "--json") == 0
+    score = json.loads(said(capsys)[0], parse_constant=pytest.fail)
+    assert score["bits_per_byte"] == "nan"
+
+
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_eval_counts_the_same_for_every_batch_size(batch, text, tmp_path, capsys):
     train(text, tmp_path)

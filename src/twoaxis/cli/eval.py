@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from twoaxis.cli.options import finite
 from twoaxis.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(args: Args) -> int:
         "loss": score.loss,
     }
     if args.json:
-        print(json.dumps(said))
+        print(json.dumps({name: finite(value) for name, value in said.items()}))
     else:
         print(
             f"{args.run} ({said['checkpoint']}) on {said['data']}: {score.bits_per_byte:.4f} bits per byte, "

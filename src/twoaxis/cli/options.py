@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import re
 import sys
 import typing
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twoaxis.errors import InputError, nearest
 
@@ -90,3 +91,8 @@ def _one_line(box: str) -> str:
         if section[:1] == ["Argument helptext:"] and len(section) > 1:
             return f"{complaint}; allowed is {section[1]}"
     return complaint
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.cli.options import check_seed
+from twoaxis.cli.options import check_seed, finite
 from twoaxis.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def duality(args: Args) -> int:
     failed = sum(not row.passed for row in rows)
     reason = BOUNDS[args.dtype][1]
     if args.json:
-        listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
+        listed = [{**asdict(row), "error": finite(row.error), "passed": row.passed} for row in rows]
         _print_json(
             {"device": args.device, "dtype": args.dtype, "reason": reason, "failed": failed, "rows": listed}
         )
@@ -83,7 +82,7 @@ def golden(args: Args) -> int:
     results = run_folder(args.golden)
     count = {status: sum(r.status == status for r in results) for status in ("ok", "FAILED", "not run")}
     if args.json:
-        listed = [{k: _finite(v) for k, v in asdict(result).items()} for result in results]
+        listed = [{k: finite(v) for k, v in asdict(result).items()} for result in results]
         _print_json({"folder": str(args.golden), "count": count, "results": listed})
     else:
         _show_results(results, ", ".join(f"{n} {status}" for status, n in count.items()))
@@ -105,7 +104,7 @@ def backends(args: Args) -> int:
     if args.json:
         rows = list(rows_of())
         failed = sum(not row.passed for row in rows)
-        listed = [{**asdict(row), "error": _finite(row.error), "passed": row.passed} for row in rows]
+        listed = [{**asdict(row), "error": finite(row.error), "passed": row.passed} for row in rows]
         used = [asdict(use) for use in uses()]
         settled = {"requested": requested, "level": level, "levels": here, "attention": attention_by()}
         _print_json({**settled, "failed": failed, "rows": listed, "used": used})
@@ -166,11 +165,6 @@ def _print_lines(lines: list[str]) -> None:
     console = Console(highlight=False)
     for line in lines:
         console.print(line, style="red" if "FAILED" in line else None, markup=False, soft_wrap=True)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_json(data: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twoaxis.errors import InputError
+from twoaxis.errors import InputError, RunError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,17 @@ def choose(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One token (B, 1) for each row of logits (B, V)."""
+    """One token (B, 1) for each row of logits (B, V). RunError where they are no numbers."""
+    likeliest = logits.argmax(-1, keepdim=True)  # of a NaN where there is one
+    top = logits.gather(-1, likeliest)
+    if bool(top.isnan().any() if temperature == 0 else not top.isfinite().all()):
+        raise RunError(
+            "the model's logits are not finite numbers; its weights may not be, or overflow their dtype"
+        )
     if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scores, order = ((logits - logits.amax(-1, keepdim=True)) / temperature).sort(-1, descending=True)
+        return likeliest
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores, order = ((logits.to(wide) - top.to(wide)) / temperature).sort(-1, descending=True)
     if top_k is not None:
         scores = scores[:, :top_k]
     p = scores.softmax(-1)
