@@ -23,7 +23,7 @@ VECTORS = Path(__file__).parents[1] / "golden"
 BOTH = [
     "depth_read", "delta_rewrite", "stream_read", "stream_scores", "stream_write", "hyper_gates", "mhc_gates",
     "hyper_pass", "mhc_pass",
-    "mix", "token_mix",
+    "mix", "token_mix", "head_mix",
     "depthwise_causal_conv", "rms_norm", "add_rms_norm", "swiglu", "rotate", "token_loss", "gated_mix",
     "adamw",
 ]  # fmt: skip

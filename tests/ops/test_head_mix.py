@@ -3,6 +3,7 @@
 import pytest
 import torch
 from agreement import agree, error, results, rounded_once
+from native_cases import needs_kernel
 from pull_cases import (
     BOUNDS,
     USES,
@@ -18,8 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from configurations import tokens
 from twoaxis.errors import InputError
-from twoaxis.ops import head_mix, head_rows, rebuilt, reference
-from twoaxis.ops.head_mix import HeadMixed
+from twoaxis.ops import choice, head_mix, head_pull, head_rows, rebuilt, reference
+from twoaxis.ops.head_pull import HeadMixed
+from twoaxis.ops.native import head_mix as native
+from twoaxis.ops.token_pull import Ahead
 
 
 @pytest.fixture
@@ -216,6 +219,42 @@ def test_sources_without_a_gradient_fall_back(mixes):
         found = torch.autograd.grad(head_mix((x, other), w, (5,))[0].sum(), (x, w))
     close(found, torch.autograd.grad(reference.head_mix((x, other), w, (5,))[0].sum(), (x, w)), 1e-6)
     assert mixes == []
+
+
+@needs_kernel("token_mix")
+@pytest.mark.parametrize(
+    "use",
+    [u for name, u in USES.items() if name != "reads alone"],
+    ids=[n for n in USES if n != "reads alone"],
+)
+@pytest.mark.parametrize("inputs", [slice(None), slice(2, 4)], ids=["all", "two mixes"])
+def test_sources_that_gather_for_others(use, inputs, monkeypatch):
+    """The kernel sums up for several sources at once, of different numbers of heads; partial passes and those after."""
+    made, init = [], Ahead.__init__
+    monkeypatch.setattr(Ahead, "__init__", lambda self, part: (made.append(part), init(self, part))[1])
+    sizes = {"n": 11, "heads": (2, 1, 3, 2, 2, 1, 2, 3, 1, 1, 2, 2)}
+    found = both(network(**sizes, dtype=torch.float32), *PAIR, use, inputs)[0]
+    close(found, both(network(**sizes), *PAIR, use, inputs)[1], 1e-5)
+    assert len(made) > 3
+
+
+@needs_kernel("token_mix")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_kernel_equals_the_plain_sums(dtype):
+    """Lengths that are cut into rows evenly, once or into single numbers; many heads; sources in other memory."""
+    library, eps = choice.library("token_mix"), torch.finfo(dtype).eps / 2 + 1e-5
+    for length, sizes, made in ((1, (1,), 1), (521, (2, 1), 3), (1024, (3,) * 9, 5), (1042, (1, 4), 17)):
+        rows, w = [torch.randn(h, length).to(dtype) for h in sizes], torch.randn(made, sum(sizes))
+        rows[-1] = torch.cat((rows[-1], rows[-1]), 1)[:, :length]
+        exact = head_pull.chain(w.double().split(sizes, 1), rows)
+        assert error(native.mixed(library, w, rows), exact) <= eps
+        g, last = torch.randn(made, length).to(dtype), len(sizes) - 1
+        left = [(HeadMixed(w, sizes, g, ()), last), (HeadMixed(2 * w, sizes, g, ()), last)]
+        wanted = sizes[:-3:-1]
+        for part, back in zip(native.gathered(library, left, wanted), w.split(sizes, 1)[::-1], strict=False):
+            assert error(part, 3 * back.double().mT @ g.double()) <= eps
+        with pytest.raises(TypeError, match="that a mix saw"):
+            native.gathered(library, left, (*sizes, 1))
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])

@@ -15,7 +15,6 @@ from twoaxis.ops import (
     delta_rewrite,
     depth_read,
     depthwise_causal_conv,
-    head_mix,
     local_attention,
     mhc_gates,
     mix,
@@ -41,7 +40,6 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     "a position bias": lambda: local_attention(HEADS, HEADS, HEADS, 65, position_bias=randn(2, 65)),
     "`reach`": lambda: local_attention(HEADS, HEADS, HEADS, 65, reach=torch.arange(70) + 1),
     "`channel_read`": lambda: channel_read(randn(2, 70, 6, 4), randn(6, 4)),
-    "`head_mix`": lambda: head_mix((randn(2, 70, 5, 4),), randn(4, 4), (2, 3))[0],
     "`sinkhorn`": lambda: sinkhorn(randn(2, 70, 4, 4)),
     "float64": lambda: depth_read(X[0, 0].double(), (X.double(), X.double())),
 }

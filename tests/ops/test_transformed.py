@@ -25,9 +25,6 @@ OPERATORS = {
     "channel_read": Operator("channel_read", [(3, 5, 4), (5, 4)], lambda f, *xs: f(*xs), ""),
     "joint_scores": Operator("joint_scores", [(3, 4, 5), (20, 24)], lambda f, *xs: f(*xs, 1e-6), ""),
     "sinkhorn": Operator("sinkhorn", [(3, 3, 3)], lambda f, x: f(x, 5, eps=1e-3), ""),
-    "head_mix": Operator(
-        "head_mix", [(2, 4), (3, 5, 2), (3, 5, 2)], lambda f, w, *xs: torch.cat(f(xs, w, (2, 3)), -1), ""
-    ),
     "attention by torch": Operator("local_attention", HEADS, lambda f, *xs: f(*xs, 3), ""),
     "attention by blocks": Operator(
         "local_attention", HEADS, lambda f, *xs: f(*xs, 3, backend="blocked"), ""

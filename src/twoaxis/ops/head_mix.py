@@ -4,15 +4,14 @@
 
 A source holds its heads one after the other in memory, (H_m, tokens x D) as a matrix, so that a mix is a chain of
 products R_m x_m with few rows and long ones, each of which reads its source once and adds to the result in place: no
-copy of all sources side by side, and no transposed ones. Backward makes dR from the sources. In the decoder's own loop
-(`pulled`) it leaves g to them, and each sums up its gradient by a chain of the same kind; elsewhere a mix writes its
-sources' gradients, which autograd adds to one another.
+copy of all sources side by side, and no transposed ones. A kernel adds up 16 heads at a time. Backward makes dR from
+the sources. In the decoder's own loop (`pulled`) it leaves g to them, and each sums up its gradient in the same way
+(`head_pull`); elsewhere a mix writes its sources' gradients, which autograd adds to one another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from torch import Tensor
 from . import choice
 from .checks import check_head_mix
 from .first_order import first_order
-from .owed import Owed
+from .head_pull import HeadMixed, chain, like
+from .native import head_mix as native
 from .precision import cast, compute_dtype, few, full_precision
 from .pulled import headed_ones
 
@@ -73,9 +73,10 @@ class _HeadMix(torch.autograd.Function):
         newest, ctx.pull, ctx.widths = sources[-1], pull, widths
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weight, *(sources if rows is None else rows))
-        rows, dtype = _rows(sources) if rows is None else rows, compute_dtype(*sources)
+        library = choice.kernel("token_mix", sources, (weight,)) if newest.numel() else None
+        rows, w = _rows(sources) if rows is None else rows, cast(weight, compute_dtype(*sources))
         with full_precision(newest):
-            total = _chain(_parts(weight, rows, dtype), rows)
+            total = chain(_parts(w, rows), rows) if library is None else native.mixed(library, w, rows)
         parts = total.view(len(total), *newest.shape[:-1]).movedim(0, -2).split(list(widths), -1)
         return tuple(x.to(newest.dtype, copy=True, memory_format=torch.contiguous_format) for x in parts)
 
@@ -91,52 +92,25 @@ class _HeadMix(torch.autograd.Function):
         heads = rows[0].new_empty(len(weight), *lead, sum(ctx.widths))
         for part, grad in zip(heads.split(list(ctx.widths), -1), grads, strict=True):
             part.zero_() if grad is None else part.copy_(grad.movedim(-2, 0))
-        g, dweight = heads.flatten(1), None
+        g, w, dweight = heads.flatten(1), cast(weight.detach(), dtype).contiguous(), None
         dsources: tuple[Tensor | None, ...] = none[4:]
         with full_precision(g):
+            wide = cast(g, dtype)
             if ctx.needs_input_grad[3]:
-                dweight = torch.cat([cast(g, dtype) @ cast(x, dtype).mT for x in rows], 1).to(weight.dtype)
-            parts = [part.mT for part in _parts(weight.detach(), rows, dtype)]
+                dweight = torch.cat([wide @ cast(x, dtype).mT for x in rows], 1).to(weight.dtype)
             if ctx.pull is not None:
-                ctx.pull.leave(HeadMixed(parts, g))
+                ctx.pull.leave(HeadMixed(w, tuple(map(len, rows)), g, ctx.pull.sources))
             else:
-                wanted = zip(parts, sources, ctx.needs_input_grad[4:], strict=True)
-                dsources = tuple(_like(_chain([w], [g]), x) if want else None for w, x, want in wanted)
+                wanted = zip(_parts(w, rows), sources, ctx.needs_input_grad[4:], strict=True)
+                dsources = tuple(like(part.mT @ wide, x) if want else None for part, x, want in wanted)
         return None, None, None, dweight, *dsources
 
 
-@dataclass(eq=False)
-class HeadMixed(Owed):
-    """What a mix leaves: R_m^T (H_m, H) of each source, in the dtype of sums, and g (H, tokens x D) in the sources'."""
-
-    parts: list[Tensor]
-    g: Tensor
-
-    @classmethod
-    def gather(cls, x: Tensor, left: Sequence[tuple[HeadMixed, int]]) -> list[Tensor]:
-        """See `Owed`."""
-        return [_like(_chain([mix.parts[i] for mix, i in left], [mix.g for mix, _ in left]), x)]
-
-
-def _chain(weights: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-    """sum_m R_m x_m, (H, tokens x D), of x_m (H_m, tokens x D), in the weights' dtype."""
-    dtype = weights[0].dtype
-    total = weights[0] @ cast(rows[0], dtype)
-    for w, x in zip(weights[1:], rows[1:], strict=True):
-        torch.addmm(total, w, cast(x, dtype), out=total)
-    return total
-
-
-def _parts(weight: Tensor, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _parts(weight: Tensor, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The weight's columns of each source."""
-    return cast(weight, dtype).split([len(x) for x in rows], 1)
+    return weight.split([len(x) for x in rows], 1)
 
 
 def _rows(sources: Sequence[Tensor]) -> list[Tensor]:
     """(..., D, H_m) as (H_m, tokens x D): copies, where that is not how they lie."""
     return [x.movedim(-1, 0).flatten(1) for x in sources]
-
-
-def _like(rows: Tensor, x: Tensor) -> Tensor:
-    """(H, tokens x D) like a source (..., D, H)."""
-    return cast(rows.view(len(rows), *x.shape[:-1]), x.dtype).movedim(0, -1)

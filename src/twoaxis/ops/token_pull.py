@@ -9,6 +9,7 @@ each. In bfloat16 every source reads its own, as what is made ahead would be rou
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +24,14 @@ from .pulled import Source
 AT_ONCE = 4  # sources
 
 
+class Shared(Owed, ABC):
+    """What an operator leaves that knows its sources: one of them may gather for those before it."""
+
+    sources: tuple[Source, ...]
+
+
 @dataclass(eq=False)
-class TokenMixed(Owed):
+class TokenMixed(Shared):
     """What a mix leaves: its weights (N, O, n) in the dtype of sums, g_o = dL/dh_o (N, d) by o, where there is one, and
     its sources. at: where each g_o is and its weights begin, once a kernel has asked."""
 
@@ -39,9 +46,9 @@ class TokenMixed(Owed):
         library = choice.kernel("token_mix", (x,)) if x.numel() else None
         if library is None:
             return [gathered(x, left)]
-        older = _older(left) if x.dtype == torch.float32 else []
-        own, *ahead = native.gathered(library, x, left, 1 + len(older))
-        for source, part in zip(older, ahead, strict=True):
+        before = older(left) if x.dtype == torch.float32 else []
+        own, *ahead = native.gathered(library, x, left, 1 + len(before))
+        for source, part in zip(before, ahead, strict=True):
             source.exchange(cls, Ahead(part))
         return [own]
 
@@ -64,13 +71,14 @@ def gathered(x: Tensor, left: Sequence[tuple[TokenMixed, int]]) -> Tensor:
     return mix_sums.mixed(ws, [g for mix, _ in left for g in mix.grads.values()])
 
 
-def _older(left: Sequence[tuple[TokenMixed, int]]) -> list[Source]:
+def older(left: Sequence[tuple[Shared, int]]) -> list[Source]:
     """The sources before one that the same mixes saw, so far alone: none if it is not worth it."""
     found: list[Source] = []
+    kind = type(left[0][0])
     while len(left) >= AT_ONCE and len(found) < AT_ONCE - 1:
         left = [(mix, i - 1) for mix, i in left]
         mix, i = left[0]
-        if any(i < 0 for _, i in left) or mix.sources[i].of(TokenMixed) != left:
+        if any(i < 0 for _, i in left) or mix.sources[i].of(kind) != left:
             break
         found.append(mix.sources[i])
     return found

@@ -49,19 +49,23 @@ def token_mix(t: Tape, sources: Sequence[Array], weights: Array, sums: int = 1) 
 def head_mix(t: Tape, sources: Sequence[Array], heads: Sequence[int], made: int) -> Array:
     """`made` heads of all heads of the sources, which are kept: 2 per number and head that is made.
 
-    It is a product for each source, which in the loop gathers its gradient."""
+    It is a kernel or a product for each source, which in the loop gathers its gradient."""
     n, first, of = len(sources), sources[0], heads[0]
     W = t.weight(sum(heads) * made)
     out = Array(first.numbers // of * made, first.width // of * made, first.itemsize)
-    plain = all(x.held is None for x in sources)
-    turned = 0 if first.itemsize == t.wide else n + 1  # into the dtype of sums
+    plain, keep = all(x.held is None for x in sources), (*sources, W)
+    flops = sum(2 * x.numbers * made for x in sources)
+    if _by_kernel(t, sources):
+        about: dict[str, Any] = {"native": True, "launches": 3, "back_launches": n + 4}  # weights turned
+        gathers = 1.0 if first.itemsize < 4 else 0.25  # four sources at once
+        return t.run("head mix", keep, out, keep=keep, flops=flops, gathers=gathers, looks=True, **about)
     return t.run(
         "head mix",
-        (*sources, W),
+        keep,
         out,
-        keep=(*sources, W),
-        flops=sum(2 * x.numbers * made for x in sources),
-        launches=n + turned,
+        keep=keep,
+        flops=flops,
+        launches=n if first.itemsize == t.wide else 2 * n + 1,  # into the dtype of sums
         moved=sum(x.nbytes for x in sources) + (2 * n - 1) * out.nbytes,
         product=True,
         gathers=float(plain and not t.decoding),

@@ -81,6 +81,12 @@ def operators() -> list[Operator]:
             "token_mix",
         ),
         Operator(
+            "head_mix",
+            [(3, 14), *[(*TOKENS, 11, 2)] * 7],
+            lambda f, w, *sources: torch.cat(f(sources, w, (6, 5)), -1),
+            "token_mix",
+        ),
+        Operator(
             "depthwise_causal_conv",
             [x, (33, 4), (3, 3, 33)],
             lambda f, x, w, past: f(x, w, history=past),

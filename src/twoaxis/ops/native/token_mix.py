@@ -18,7 +18,7 @@ _FLOAT = torch.float32
 _POINTERS = ["sources", "weights", "weighted", "strides", "sums", "dsources", "dweights"]
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """`Call` of token_mix.cpp, field by field."""
 
     _fields_ = [
@@ -65,7 +65,7 @@ def gathered(lib: ctypes.CDLL, x: Tensor, left: Sequence[tuple[TokenMixed, int]]
     made, n = [torch.empty(N, d, dtype=dtype) for _ in range(many)], len(grads)
     sources, weighted = (ctypes.c_void_p * n)(*grads), (ctypes.c_void_p * n)(*weights)
     between, into = (ctypes.c_int64 * n)(*strides), table(made, dtype, (N, d))
-    call = _Call(n=n, N=N, d=d, O=many, threads=max(1, min(threads(), N // 16)))
+    call = Call(n=n, N=N, d=d, O=many, threads=max(1, min(threads(), N // 16)))
     call.sources, call.weighted = ctypes.addressof(sources), ctypes.addressof(weighted)
     call.strides, call.sums = ctypes.addressof(between), ctypes.addressof(into)
     checked(lib.token_mix(ctypes.byref(call), int(dtype == torch.bfloat16)))
@@ -79,12 +79,12 @@ def _addresses(mix: TokenMixed) -> list[tuple[int, int]]:
     return [(address(g, g.dtype, g.shape) or 0, first + size * o) for o, g in mix.grads.items()]
 
 
-def _call(weights: Tensor, rows: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[_Call, object]:
+def _call(weights: Tensor, rows: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[Call, object]:
     """The call, and what has to live as long. Sources may lie in memory as they like."""
     (N, d), n, many = rows[0].shape, len(rows), len(made)
     rows = [x.contiguous() for x in rows]
     tables = table(rows, rows[0].dtype, (N, d)), table(made, rows[0].dtype, (N, d))
-    call = _Call(n=n, N=N, d=d, O=many, threads=max(1, min(threads(), N // 16)))
+    call = Call(n=n, N=N, d=d, O=many, threads=max(1, min(threads(), N // 16)))
     call.weights = address(weights, _FLOAT, (N, many, n))
     call.sources, call.sums = (ctypes.addressof(x) for x in tables)
     return call, (tables, rows)
