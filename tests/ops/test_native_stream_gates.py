@@ -53,6 +53,22 @@ def test_logits_far_apart():
     assert all(x.isfinite().all() for x, _ in found)
 
 
+@pytest.mark.parametrize("iterations", [0, 1, 20])
+@pytest.mark.parametrize("last", ["rows", "columns"])
+@pytest.mark.parametrize("n", [3, 4])
+def test_gradients_of_which_most_cancels(n, last, iterations):
+    """As at the start of training: H is next to the identity, and of streams nearly alike a row's numbers are, too."""
+    given = torch.ones(3), torch.cat((torch.zeros(2 * n), 8 * (torch.eye(n) - 1).flatten()))
+    z, G = torch.randn(37, 2 * n + n * n) / 100, torch.randn(37, n, 1) + torch.randn(37, n, n) / 1000
+    G = G if last == "rows" else G.mT
+    found = []
+    for f, dtype in ((mhc_gates, torch.float32), (reference.mhc_gates, torch.float64)):
+        x = z.to(dtype, copy=True).requires_grad_()
+        H = f(x, *(y.to(dtype) for y in given), n, last=last, iterations=iterations)[2]
+        found += torch.autograd.grad(H, x, G.to(dtype))
+    assert error(*found) < 1e-5
+
+
 @pytest.mark.parametrize("place", [8, 15, 23], ids=["first", "middle", "last"])
 def test_a_logit_that_is_no_number_is_left_to_logarithms(place):
     """Also where others follow: comparisons forget a NaN, and with it the logits far apart before it."""

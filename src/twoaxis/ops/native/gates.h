@@ -4,9 +4,11 @@
 //           dz = a (1 - t^2) G,  dS = sum G,  da = sum <G, t>
 //   mhc     [P~|Q~|R~] = a z + b, z (2 n + n^2), P = sigmoid(P~), Q = scale sigmoid(Q~), H = Sinkhorn(R~):
 //           H = diag(u) M diag(v), M = exp(R~ - max R~), in turn v_j = 1 / (u M)_j and u_i = 1 / (M v)_i, from u = v = 1
-//           (M transposed where columns come last). Backward, with E = G H: dR~ = E - M sum over steps of x^T y, where for
-//           the last u: x = u <rows of E>, y = its v, and what reaches that v is <columns of E> - v (x M), and so on
-//           downwards. All u and v are made again: 2 iterations n numbers.
+//           (M transposed where columns come last). Backward, with E the gradient through the last rows' softmax,
+//           E_ij = H_ij sum_k H_ik (G_ij - G_ik): dR~ = E - M sum over the other steps of x^T y, where for the last v:
+//           x = v <columns of E>, y = its u, and what reaches that u is -u (M x), and so on downwards. All u and v are
+//           made again: 2 iterations n numbers. Differences of G first: near the identity, or of streams that are nearly
+//           alike, dR~ is a thousandth of G and less, and sums of G itself would leave its rounding.
 //
 // M needs its range: logits farther apart than APART are left to logarithms (2 is returned).
 #pragma once
@@ -155,13 +157,25 @@ struct Sinkhorn {
 
   vf entry(int i, int j) const { return made(steps - 1)[i] * M[i * n + j] * made(steps - 2)[j]; }
 
-  void scale_back(vf* E) const {  // E = G H becomes dR~
-    vf ahead[STREAMS], behind[STREAMS], total[STREAMS * STREAMS] = {};  // what reaches a step's numbers, and those before them
+  void last_rows_back(vf* G) const {  // G becomes E
+    vf H[STREAMS], grad[STREAMS];
     for (int i = 0; i < n; i++) {
-      ahead[i] = behind[i] = vf{};
-      for (int j = 0; j < n; j++) ahead[i] += E[i * n + j], behind[i] += E[j * n + i];
+      for (int j = 0; j < n; j++) H[j] = entry(i, j), grad[j] = G[i * n + j];
+      for (int j = 0; j < n; j++) {
+        vf total{};
+        for (int k = 0; k < n; k++) total += H[k] * (grad[j] - grad[k]);
+        G[i * n + j] = H[j] * total;
+      }
     }
-    for (int k = steps - 1; k >= 0; k--) {
+  }
+
+  void scale_back(vf* E) const {  // E becomes dR~
+    vf ahead[STREAMS], behind[STREAMS] = {}, total[STREAMS * STREAMS] = {};  // what reaches a step's numbers, and those before them
+    for (int j = 0; j < n; j++) {
+      ahead[j] = vf{};
+      for (int i = 0; i < n; i++) ahead[j] += E[i * n + j];
+    }
+    for (int k = steps - 2; k >= 0; k--) {
       const vf *own = made(k), *by = made(k - 1);
       bool rows = (steps - 1 - k) % 2 == 0;
       for (int i = 0; i < n; i++) ahead[i] *= own[i];
@@ -193,10 +207,10 @@ static bool mhc(Gates& gates, int64_t t, int lanes, bool backward, vf* memory) {
     for (int j = 0; j < n; j++) {
       float* at = c.mixing + t * n * n + H.at(c, i, j);
       if (!backward) scatter(at, n * n, H.entry(i, j), lanes);
-      else E[i * n + j] = gather(at, n * n, lanes) * H.entry(i, j);
+      else E[i * n + j] = gather(at, n * n, lanes);
     }
   if (!backward) return true;
-  H.scale_back(E);
+  H.last_rows_back(E), H.scale_back(E);
   for (int i = 0; i < n; i++)
     for (int j = 0; j < n; j++) {
       int column = 2 * n + H.at(c, i, j);
