@@ -3,6 +3,7 @@ import io
 import json
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_a_score_that_is_no_number_is_json_all_the_same(text, tmp_path, capsys, 
     model, tokenizer, cfg = load_run(tmp_path)
     with torch.no_grad():
         model.embedding.weight.fill_(torch.nan)
-    monkeypatch.setattr("twoaxis.train.load_run", lambda _: (model, tokenizer, cfg))
+    monkeypatch.setattr(sys.modules["twoaxis.train"], "load_run", lambda _: (model, tokenizer, cfg))
     said(capsys)
     assert run("eval", tmp_path, "--json") == 0
     score = json.loads(said(capsys)[0], parse_constant=pytest.fail)
