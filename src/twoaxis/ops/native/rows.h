@@ -48,6 +48,6 @@ static void products(const float* x, int step, int a, const float* y, int b, int
   for (; i < a; i++) columns<1>(x + i * step, step, y, b, wide, out + i * b);
 }
 
-static void products(const float* x, int a, const float* y, int b, int wide, float* out) {
+INLINE void products(const float* x, int a, const float* y, int b, int wide, float* out) {
   products(x, wide, a, y, b, wide, out);
 }
