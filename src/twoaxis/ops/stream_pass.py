@@ -3,8 +3,9 @@
     X' = M X + b y;   z = scores of X',  gates of z,  h = norm(w X')
 
 A token's streams are rewritten, scored and read while they are in the nearest caches: (2 n + 2) d numbers move forward,
-where the write, the scores and the read move (4 n + 2) d. The graph is that of the operators one by one: the write is
-one node and what is taken another (`stream_take`, `joint_take`), which finds its results made.
+where the write, the scores and the read move (4 n + 2) d, and joint scores, whose product and norm each read X', n d
+more. The graph is the same without the kernel of this pass: the write is one node and what is taken another
+(`stream_take`, `joint_take`), which finds its results made.
 """
 
 from __future__ import annotations
