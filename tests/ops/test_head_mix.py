@@ -89,6 +89,33 @@ def test_autocast_and_layout():
     assert all(error(a, b) < 1e-6 for a, b in zip(found, plain, strict=True))
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "a step"])
+@pytest.mark.parametrize("loop", [True, False], ids=["loop", "alone"])
+def test_mixed_dtypes_and_autocast(grad, loop):
+    """Sums in at least float32, results in the dtype that holds all sources."""
+    w, *given = tensors((2, 3, 2), 3, (4,), 5, torch.float32)
+    bounds = {torch.bfloat16: 2.0**-8, torch.float32: 1e-6, torch.float64: 1e-12}
+    sources = [x.to(kind).requires_grad_(grad) for x, kind in zip(given, bounds, strict=True)]
+    for n, (kind, bound) in enumerate(bounds.items(), 1):
+        xs, weight = sources[:n][::-1], w[:, : (2, 5, 7)[n - 1]]
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16), rebuilt.loop(loop):
+            (found,) = head_mix(xs, weight, (5,))
+        (exact,) = reference.head_mix([x.double() for x in xs], weight.double(), (5,))
+        assert found.dtype == kind
+        assert error(found.detach(), exact.detach()) < bound
+
+
+def test_mixes_of_other_dtypes_gather_one_gradient():
+    w, *sources = tensors((2, 3), 3, (4,), 5, torch.float32)
+    found = []
+    for f in PAIR:
+        xs = [x.clone().requires_grad_() for x in (w, sources[0], sources[1].double())]
+        with rebuilt.loop(f is head_mix):
+            loss = f(xs[1:], xs[0], (5,))[0].sum() + f(xs[1:2], xs[0][:, :2], (5,))[0].cos().sum()
+        found.append(torch.autograd.grad(loss, xs))
+    close(*found, 1e-6)
+
+
 def test_gradcheck():
     assert gradcheck(call(head_mix), [x.requires_grad_() for x in tensors((2, 1), 2, (2,))])
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import choice
-from .checks import check_head_mix
+from .checks import check_head_mix, source_dtype
 from .first_order import first_order
 from .head_pull import HeadMixed, chain, like
 from .native import head_mix as native
@@ -37,8 +37,8 @@ def head_rows(*parts: Tensor) -> Tensor:
 def head_mix(sources: Sequence[Tensor], weight: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
     """The mixed heads (..., H, D), cut into parts of these widths (LIMe 2502.09245: keys and values).
 
-    Sums run in at least float32 and are cast once to the sources' dtype. Backward keeps sources and weight. In the
-    decoder's own loop a source gathers its gradient once, from all mixes.
+    Sums run in at least float32 and are cast once to the dtype that holds all sources. Backward keeps sources and
+    weight. In the decoder's own loop a source gathers its gradient once, from all mixes.
 
     Args:
         sources: tuple of n tensors (..., D, H_m), of any layout; `head_rows` makes the fastest.
@@ -55,8 +55,10 @@ def head_mix(sources: Sequence[Tensor], weight: Tensor, widths: Sequence[int]) -
         return tuple(part.contiguous() for part in equation(sources, weight, widths))
     check_head_mix(sources, weight, widths)
     if few(sources):
-        mixed = F.linear(torch.cat(tuple(sources), -1), cast(weight, sources[0].dtype)).mT
-        return tuple(part.contiguous() for part in mixed.split(list(widths), -1))
+        dtype = compute_dtype(*sources)
+        with full_precision(sources[0]):
+            mixed = F.linear(cast(torch.cat(tuple(sources), -1), dtype), cast(weight, dtype)).mT
+        return tuple(part.contiguous() for part in cast(mixed, source_dtype(sources)).split(list(widths), -1))
     found = headed_ones(sources)
     pull, rows, given = (None, None, tuple(sources)) if found is None else (found[0], found[1], (found[2],))
     made: tuple[Tensor, ...] = _HeadMix.apply(pull, rows, tuple(widths), weight, *given)
@@ -71,14 +73,16 @@ class _HeadMix(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         pull, rows, widths, weight, *sources = args
         newest, ctx.pull, ctx.widths = sources[-1], pull, widths
+        mixed = sources if rows is None else rows
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weight, *(sources if rows is None else rows))
-        library = choice.kernel("token_mix", sources, (weight,)) if newest.numel() else None
-        rows, w = _rows(sources) if rows is None else rows, cast(weight, compute_dtype(*sources))
+        ctx.save_for_backward(weight, *mixed)
+        library = choice.kernel("token_mix", mixed, (weight,)) if newest.numel() else None
+        rows, w = _rows(sources) if rows is None else rows, cast(weight, compute_dtype(*mixed))
         with full_precision(newest):
             total = chain(_parts(w, rows), rows) if library is None else native.mixed(library, w, rows)
+        dtype = source_dtype(mixed)
         parts = total.view(len(total), *newest.shape[:-1]).movedim(0, -2).split(list(widths), -1)
-        return tuple(x.to(newest.dtype, copy=True, memory_format=torch.contiguous_format) for x in parts)
+        return tuple(x.to(dtype, copy=True, memory_format=torch.contiguous_format) for x in parts)
 
     @staticmethod
     @first_order
@@ -89,7 +93,7 @@ class _HeadMix(torch.autograd.Function):
             return none
         rows = _rows(sources) if ctx.pull is None else sources
         lead, dtype = given.shape[:-2], compute_dtype(*sources)
-        heads = rows[0].new_empty(len(weight), *lead, sum(ctx.widths))
+        heads = given.new_empty(len(weight), *lead, sum(ctx.widths))
         for part, grad in zip(heads.split(list(ctx.widths), -1), grads, strict=True):
             part.zero_() if grad is None else part.copy_(grad.movedim(-2, 0))
         g, w, dweight = heads.flatten(1), cast(weight.detach(), dtype).contiguous(), None

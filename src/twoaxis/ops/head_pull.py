@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import choice
 from .native import head_mix as native
-from .precision import cast
+from .precision import cast, compute_dtype
 from .pulled import Source
 from .token_pull import Ahead, Shared, older
 
@@ -26,7 +26,7 @@ from .token_pull import Ahead, Shared, older
 @dataclass(eq=False)
 class HeadMixed(Shared):
     """What a mix leaves: R (H, sum of sizes) in the dtype of sums, the number of heads of each source, and g
-    (H, tokens x D) in the dtype of sources."""
+    (H, tokens x D) in the dtype of the result."""
 
     weight: Tensor
     sizes: tuple[int, ...]
@@ -59,11 +59,11 @@ class HeadMixed(Shared):
 
 
 def chain(weights: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-    """sum_m R_m x_m, (H, tokens x D), of x_m (H_m, tokens x D), in the weights' dtype."""
-    dtype = weights[0].dtype
-    total = weights[0] @ cast(rows[0], dtype)
+    """sum_m R_m x_m, (H, tokens x D), of x_m (H_m, tokens x D), in the widest dtype of weights."""
+    dtype = compute_dtype(*weights)
+    total = cast(weights[0], dtype) @ cast(rows[0], dtype)
     for w, x in zip(weights[1:], rows[1:], strict=True):
-        torch.addmm(total, w, cast(x, dtype), out=total)
+        torch.addmm(total, cast(w, dtype), cast(x, dtype), out=total)
     return total
 
 
