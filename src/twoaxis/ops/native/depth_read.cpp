@@ -60,17 +60,36 @@ struct Reader {
     return bias(i, t) == -INFINITY ? 0 : logit(i, t);
   }
 
+  // The logits of up to W sources from the i-th on, the rest hidden.
+  vf logits(int i, int64_t t, int many) const {
+    vf s = all(c.scale);
+    if (c.norms) s *= load(c.norms + t * n + i, many);
+    s *= load(c.dots + t * n + i, many);
+    if (c.bias) s += load(c.bias + t * c.bias_stride + i, many);
+    for (int k = many; k < W; k++) s[k] = -INFINITY;
+    return s;
+  }
+
   // Of softmax, over all: nothing where hidden, also if all are, and NaN of NaN, which is never the largest.
-  static float part(float logit, float top) { return logit == -INFINITY ? 0 : std::exp(logit - top); }
+  static vf part(vf logits, float top) { return logits == -INFINITY ? vf{} : exponential(logits - top); }
 
   void weigh(int64_t t) {  // a
-    float top = -INFINITY, total = 0;
-    for (int i = 0; i < n; i++) top = logit(i, t) > top ? logit(i, t) : top;
-    for (int i = 0; i < n; i++) {
-      if (c.normalize != SOFTMAX) a[i] = alone(i, t);
-      else total += a[i] = part(logit(i, t), top);
+    if (c.normalize != SOFTMAX) {
+      for (int i = 0; i < n; i++) a[i] = alone(i, t);
+      return;
     }
-    for (int i = 0; i < n && total != 0; i++) a[i] /= total;
+    vf tops = all(-INFINITY), totals{};
+    for (int i = 0; i < n; i += W) {
+      vf s = logits(i, t, n - i < W ? n - i : W);
+      store(a + i, s), tops = larger(s, tops);
+    }
+    float top = largest(tops);
+    for (int i = 0; i < n; i += W) {
+      vf e = part(load(a + i), top);
+      store(a + i, e), totals += e;
+    }
+    float total = sum(totals), factor = total != 0 ? 1 / total : 1;
+    for (int i = 0; i < n; i += W) store(a + i, factor * load(a + i));
   }
 
   // What comes after a source in groups of S is fetched meanwhile: one further on, or one of the next token; the first
@@ -81,7 +100,7 @@ struct Reader {
   }
 
   template <int S>
-  INLINE void score(int i, int64_t t) {  // dots and norms of S sources from the i-th on
+  INLINE vf score(int i, int64_t t) {  // dots, norms and logits of S sources from the i-th on
     vf p[S] = {}, q[S] = {}, u[2], x[2];
     const float* w = this->w;  // here and below: what stores through other pointers cannot change
     const T* row[S];
@@ -97,23 +116,29 @@ struct Reader {
         q[s] += x[0] * x[0], q[s] += x[1] * x[1];
       }
     });
-    for (int s = 0; s < S; s++) {
-      c.dots[t * n + i + s] = sum(p[s]);
-      if (c.norms) c.norms[t * n + i + s] = 1 / std::sqrt(sum(q[s]) / d + c.eps);
+    vf dots = sums<S>(p), logits = c.scale * dots;
+    for (int s = 0; s < S; s++) c.dots[t * n + i + s] = dots[s];
+    if (c.norms) {
+      vf r = 1.0f / root(sums<S>(q) / (float)d + c.eps);
+      for (int s = 0; s < S; s++) c.norms[t * n + i + s] = r[s];
+      logits = c.scale * r * dots;
     }
+    for (int s = 0; s < S && c.bias; s++) logits[s] += bias(i + s, t);
+    return logits;
   }
 
   template <int S>
   void add(int i, int64_t t, float* top, float* total) {  // S sources from the i-th on to h
-    score<S>(i, t);
+    vf s = score<S>(i, t);
     float share[S], shrink = 1, before = *top;
     if (c.normalize == SOFTMAX) {
-      for (int s = 0; s < S; s++) *top = logit(i + s, t) > *top ? logit(i + s, t) : *top;
-      if (*top != before) *total *= shrink = std::exp(before - *top);
-    }
-    for (int s = 0; s < S; s++) {
-      if (c.normalize != SOFTMAX) share[s] = alone(i + s, t);
-      else *total += share[s] = part(logit(i + s, t), *top);
+      for (int k = 0; k < S; k++) *top = s[k] > *top ? s[k] : *top;
+      s[S] = before;
+      vf e = part(s, *top);
+      if (*top != before) *total *= shrink = e[S];
+      for (int k = 0; k < S; k++) *total += share[k] = e[k];
+    } else {
+      for (int k = 0; k < S; k++) share[k] = alone(i + k, t);
     }
     const T *row[S], *next[S];
     for (int s = 0; s < S; s++) row[s] = source(i + s, t), next[s] = after<S>(i + s, t) + d / 2;
@@ -132,10 +157,10 @@ struct Reader {
     });
   }
 
-  float output_norm() const {
+  float output_norm(float factor) const {  // 1 / rms(factor h)
     vf squares{};
     for (int j = 0; j < wide; j += W) squares += load(h + j) * load(h + j);
-    return 1 / std::sqrt(sum(squares) / d + c.output_eps);
+    return 1 / std::sqrt(factor * factor * sum(squares) / d + c.output_eps);
   }
 
   void read(int64_t t) {
@@ -149,9 +174,8 @@ struct Reader {
       else if (size == 2) add<2>(i, t, &top, &total);
       else add<1>(i, t, &top, &total);
     }
-    float factor = c.normalize != SOFTMAX ? 1 : total != 0 ? 1 / total : 0;
-    for (int j = 0; j < wide; j += W) store(h + j, factor * load(h + j));
-    float r = c.output_eps < 0 ? 1 : output_norm();
+    float r = c.normalize != SOFTMAX ? 1 : total != 0 ? 1 / total : 0;
+    if (c.output_eps >= 0) r *= output_norm(r);
     for (int j = 0; j < wide; j += W2) {
       vf y[2] = {r * load(h + j) * load(gain + j), r * load(h + j + W) * load(gain + j + W)};
       store2((T*)c.out + t * d + j, y, d - j);
@@ -181,7 +205,7 @@ struct Reader {
     vf y[2], along{};
     for (int j = 0; j < wide; j += W2) load2((const T*)c.dout + t * d + j, d - j, y), store2(g + j, y);
     if (c.output_eps < 0) return;
-    float r = output_norm();
+    float r = output_norm(1);
     for (int j = 0; j < wide; j += W) {
       vf dy = load(g + j), x = load(h + j);
       store(dgain + j, load(dgain + j) + dy * x * r);

@@ -73,14 +73,32 @@ INLINE void store(T* p, vf x, int n) {
   memcpy(p, part, n * sizeof(T));
 }
 
-INLINE float sum(vf x) {
-  typedef float v4 __attribute__((vector_size(16)));
+typedef float v4 __attribute__((vector_size(16)));
+
+INLINE v4 quarter(vf x) {  // of which every fourth is summed
   v4 y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
 #if TWOAXIS_WIDTH == 16
   y += __builtin_shufflevector(x, x, 8, 9, 10, 11) + __builtin_shufflevector(x, x, 12, 13, 14, 15);
 #endif
+  return y;
+}
+
+INLINE float sum(vf x) {
+  v4 y = quarter(x);
   y += __builtin_shufflevector(y, y, 2, 3, 0, 1);
   return y[0] + y[1];
+}
+
+// sum(x[s]) of S <= 4 vectors, as W numbers of which the rest are 0; the same numbers as `sum`.
+template <int S>
+INLINE vf sums(const vf* x) {
+  v4 a = quarter(x[0]), b = S > 1 ? quarter(x[1]) : v4{}, c = S > 2 ? quarter(x[2]) : v4{}, d = S > 3 ? quarter(x[3]) : v4{};
+  v4 ab = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+  v4 cd = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
+  v4 y = __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+  vf out{};
+  memcpy(&out, &y, sizeof y);
+  return out;
 }
 
 // Two vectors at a time, for 2 W neighbours of a row. Those of bfloat16 come as the even and the odd ones, which
@@ -134,6 +152,12 @@ INLINE int place(const bf16*, int j) { return j / W2 * W2 + j % 2 * W + j % W2 /
 template <class T>  // T: the rows that `to` will meet
 static void arrange(const float* from, int n, float* to) {
   for (int j = 0; j < whole(n); j++) to[place((T*)nullptr, j)] = j < n ? from[j] : 0;
+}
+
+INLINE vf root(vf x) {
+  vf y;
+  for (int i = 0; i < W; i++) y[i] = std::sqrt(x[i]);
+  return y;
 }
 
 INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
