@@ -36,7 +36,7 @@ static void pieces(const Call& c, F work) {
   });
 }
 
-INLINE vf root(vf x) {
+INLINE vf quick_root(vf x) {
 #if defined(__AVX512F__) && TWOAXIS_WIDTH == 16
   return (vf)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);  // the unmasked one warns in GCC 12
 #elif defined(__AVX__) && TWOAXIS_WIDTH == 8
@@ -81,7 +81,7 @@ static void update(const Call& c, const Part& p, int64_t from, int n) {
     vf g = load(grad + j, rest) * scale, w = load(weight + j, rest), a = load(m + j, rest);
     a = from_g ? g - b1 * (g - a) : a + one_b1 * (g - a);
     vf s = ROUNDED(load(v + j, rest) * b2) + one_b2 * g * g;
-    w = ROUNDED(w * shrink) + step * a / (root(s) / bias + eps);
+    w = ROUNDED(w * shrink) + step * a / (quick_root(s) / bias + eps);
     store(m + j, a, rest), store(v + j, s, rest), store(weight + j, w, rest);
     if (rounded) store(rounded + j, w, rest);
   };
