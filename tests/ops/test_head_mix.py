@@ -144,6 +144,18 @@ def test_integers_are_refused():
         head_mix((torch.ones(4, 5, 2, dtype=torch.int64),), torch.ones(2, 2), (5,))
 
 
+def test_other_kinds_of_arguments_are_refused():
+    x, w = torch.ones(4, 5, 2), torch.ones(2, 2)
+    for widths in ((-1, 6), 5, (2.0, 3.0)):
+        with pytest.raises(InputError, match="give a tuple of integers above 0"):
+            head_mix((x,), w, widths)
+    with pytest.raises(InputError, match="not a stacked tensor"):
+        head_mix(x, w, (5,))
+    for parts in ((), (x, x[1:]), (x[0, 0],)):
+        with pytest.raises(InputError, match=r"give at least one, \(\.\.\., H, width\)"):
+            head_rows(*parts)
+
+
 def network(n=5, heads=(2, 1, 3, 2, 2, 1), lead=(3, 4), D=4, dtype=torch.float64):
     """Leaves x, R; f(mix) -> leaves, sources, mixes: every source is a function of the last mix's first part."""
     torch.manual_seed(1)

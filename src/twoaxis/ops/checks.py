@@ -105,6 +105,10 @@ def check_token_mix(sources: Sequence[Tensor], weights: Tensor) -> None:
 
 def check_head_mix(sources: Sequence[Tensor], weight: Tensor, widths: Sequence[int]) -> None:
     """Refuse what `head_mix` does not define."""
+    if isinstance(sources, Tensor):
+        raise InputError("sources: give a tuple of (..., D, H_m), not a stacked tensor")
+    if not isinstance(widths, Sequence) or any(type(width) is not int or width < 1 for width in widths):
+        raise InputError(f"widths {widths!r}: give a tuple of integers above 0")
     if not sources or any(x.ndim < 2 or x.shape[:-1] != sources[0].shape[:-1] for x in sources):
         shapes = ", ".join(str(shape_of(x)) for x in sources)
         raise InputError(f"sources {shapes or 'none'}: give at least one, (..., D, H_m), alike but for H_m")

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import InputError
 from . import choice
 from .checks import check_head_mix, source_dtype
 from .first_order import first_order
@@ -28,7 +29,13 @@ from .pulled import headed_ones
 
 
 def head_rows(*parts: Tensor) -> Tensor:
-    """A source (..., D, H) of parts (..., H, width), D the sum of widths: in memory a head is followed by the next."""
+    """A source (..., D, H) of parts (..., H, width), D the sum of widths: in memory a head is followed by the next.
+
+    Raises InputError for no parts, or parts that differ in more than their width.
+    """
+    if not parts or any(x.ndim < 2 or x.shape[:-1] != parts[0].shape[:-1] for x in parts):
+        shapes = ", ".join(str(tuple(x.shape)) for x in parts)
+        raise InputError(f"parts {shapes or 'none'}: give at least one, (..., H, width), alike but for width")
     if few(parts):
         return torch.cat(parts, -1).mT.contiguous()
     return torch.cat([x.movedim(-2, 0) for x in parts], -1).movedim(0, -1)

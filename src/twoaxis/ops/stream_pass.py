@@ -45,8 +45,17 @@ def hyper_pass(
 ) -> Passed:
     """`stream_write`, then `stream_scores`, `hyper_gates` and `stream_read` of the result: X', h, A_r^T and B.
 
-    X' (..., n, d), h (..., d) in the streams' dtype, A_r^T (..., n, n) and B (..., n) in at least float32. eps: of the
-    scores' norm. gain, read_eps: of the read's. All else as in these operators; so are errors.
+    Args:
+        streams: X (..., n, d). mixing: M (..., n, n), or None for X + b y. weights: b (..., n). branch: y (..., d).
+        matrix: W (d, n + 2). static: (n, n + 2), of [A_m | A_r | B]. s_alpha, s_beta: tensors of one number.
+        gain: (d,) of the read's norm. tanh: of the scores. eps: of the scores' norm. read_eps: of the read's.
+
+    Returns:
+        X' (..., n, d), h (..., d) in the streams' dtype; A_r^T (..., n, n), B (..., n) in at least float32, which are
+        the mixing and the weights of the next write.
+
+    Raises:
+        InputError: for shapes that do not fit.
     """
     check_streams(streams, matrix=matrix, gain=gain)
     check_hyper_gates(_like(streams, matrix.shape[1]), static, s_alpha, s_beta)
@@ -65,7 +74,7 @@ def mhc_pass(
     mixing: Tensor | None,
     weights: Tensor,
     branch: Tensor,
-    phi: Tensor,
+    matrix: Tensor,
     scales: Tensor,
     bias: Tensor,
     *,
@@ -78,19 +87,29 @@ def mhc_pass(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """`stream_write`, then `joint_scores`, `mhc_gates` and `stream_read` of the result: X', h, H and Q.
 
-    X' (..., n, d), h (..., d) in the streams' dtype, H (..., n, n), or None of two scales, and Q (..., n) in at least
-    float32. eps: of the scores' norm. gain, read_eps: of the read's. All else as in these operators; so are errors.
+    Args:
+        streams: X (..., n, d). mixing: M (..., n, n), or None for X + b y. weights: b (..., n). branch: y (..., d).
+        matrix: phi (n d, c), c = 2n + n^2, or 2n for no mixing. scales: (3,) or (2,), a of each group. bias: b (c,).
+        gain: (d,) of the read's norm. iterations, last: of `sinkhorn`. write_scale: of Q. eps: of the scores' norm.
+        read_eps: of the read's.
+
+    Returns:
+        X' (..., n, d), h (..., d) in the streams' dtype; H (..., n, n), or None of two scales, and Q (..., n) in at
+        least float32, which are the mixing and the weights of the next write.
+
+    Raises:
+        InputError: for shapes that do not fit.
     """
-    check_streams(streams, joint=phi, gain=gain)
+    check_streams(streams, joint=matrix, gain=gain)
     n = streams.shape[-2]
-    check_mhc_gates(_like(streams[..., 0, :], phi.shape[1]), scales, bias, n)
+    check_mhc_gates(_like(streams[..., 0, :], matrix.shape[1]), scales, bias, n)
     check_sinkhorn(_like(streams, n), iterations, last, 0.0)
     form = Form(True, n, False, iterations, last == "rows", write_scale)
-    taking = Taking(form, phi, bias, (scales,), gain, eps, read_eps)
+    taking = Taking(form, matrix, bias, (scales,), gain, eps, read_eps)
     X, made = write_and_take(streams, mixing, weights, branch, taking)
     if (taken := mhc_take(X, taking, made)) is not None:
         return taken.streams, taken.read, taken.mixing, taken.write
-    z = joint_scores(X, phi, eps)
+    z = joint_scores(X, matrix, eps)
     P, Q, H = mhc_gates(z, scales, bias, n, iterations=iterations, last=last, write_scale=write_scale)
     return X, stream_read(X, P, gain=gain, eps=read_eps), H, Q
 

@@ -154,7 +154,7 @@ def mhc_pass(
     mixing: Tensor | None,
     weights: Tensor,
     branch: Tensor,
-    phi: Tensor,
+    matrix: Tensor,
     scales: Tensor,
     bias: Tensor,
     *,
@@ -167,6 +167,6 @@ def mhc_pass(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """X' = M X + b y and what a sublayer of mHC takes of X'; see `ops.mhc_pass`."""
     X, n = stream_write(streams, mixing, weights, branch), streams.shape[-2]
-    z = joint_scores(X, phi, eps)
+    z = joint_scores(X, matrix, eps)
     P, Q, H = mhc_gates(z, scales, bias, n, iterations=iterations, last=last, write_scale=write_scale)
     return X, stream_read(X, P, gain=gain, eps=read_eps), H, Q
