@@ -249,6 +249,15 @@ def test_a_backend_that_is_not_here_fails_only_if_asked_for(capsys, monkeypatch,
     assert {row.missing for row in missing} == {"no compiler"}
 
 
+def test_a_kernel_that_does_not_compile_has_failed(capsys, monkeypatch):
+    reason = "g++ cannot compile mix.cpp: error: expected ';'"
+    rows = [backends.BackendRow("mix", "native", "float32", None, 1e-5, reason)]
+    monkeypatch.setattr(backends, "backends", lambda: iter(rows))
+    code, out, _ = twoaxis(capsys, "--backends")
+    assert (code, out.splitlines()[-1]) == (1, "1 of 1 FAILED")
+    assert reason in out
+
+
 def test_a_wrong_backend_is_exit_code_1(capsys, monkeypatch):
     monkeypatch.setattr(backends, "_error", lambda *_: 0.5)
     code, out, _ = twoaxis(capsys, "--backends")

@@ -3,12 +3,13 @@
 import pytest
 
 from twoaxis.ops import choice
+from twoaxis.ops.native import build
 
 
 def needs_kernel(name: str):
     """Skip where there is no compiler or no processor for it; one that the compiler refuses is a failure."""
     reason = choice.missing(name)
-    return pytest.mark.skipif(bool(reason) and "cannot compile" not in reason, reason=reason)
+    return pytest.mark.skipif(bool(reason) and build.REFUSED not in reason, reason=reason)
 
 
 class Counting:

@@ -83,6 +83,12 @@ def test_small_kernels_built_for_others(flags, names, monkeypatch):
         assert all(row.error is not None and row.passed for row in rows)
 
 
+@pytest.mark.parametrize("name", [name for name in KERNELS if not name.endswith("_tiles")])
+def test_the_compiler_here_takes_every_kernel(name):
+    """Tests that need a kernel are skipped without one: that must never be the source's own fault."""
+    assert build.REFUSED not in choice.missing(name)
+
+
 TESTS = sorted(
     path.name for path in HERE.glob("test_native_*.py") if path.stem[12:] not in ("build", "levels")
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.ops import choice, local_attention, reference
+from twoaxis.ops.native.build import REFUSED
 from twoaxis.verify.operators import Operator, operators
 from twoaxis.verify.steps import steps
 from twoaxis.verify.updates import update_error
@@ -35,9 +36,9 @@ class BackendRow:
 
     @property
     def passed(self) -> bool:
-        """A backend that is not here has not failed, unless TWOAXIS_BACKEND asks for it."""
+        """One that is not here has not failed, unless TWOAXIS_BACKEND asks for it or a compiler refuses its source."""
         if self.error is None:
-            return choice.requested() != self.backend
+            return choice.requested() != self.backend and REFUSED not in self.missing
         return self.error <= self.bound
 
 

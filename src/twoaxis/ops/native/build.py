@@ -18,6 +18,7 @@ from ...folders import cache_folder
 from . import levels
 
 HERE = Path(__file__).parent
+REFUSED = "cannot compile"  # in the reason: the compiler is there, and the source is at fault or the compiler is old
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
     "-O3", "-mtune=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi",
@@ -71,7 +72,7 @@ def _build(name: str, compiler: str, flags: tuple[str, ...], path: Path) -> ctyp
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=600)
         if done.returncode:
             said = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
-            raise UnavailableError(f"{compiler} cannot compile {name}.cpp: {said.strip()}")
+            raise UnavailableError(f"{compiler} {REFUSED} {name}.cpp: {said.strip()}")
         os.replace(made, path)
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"{compiler} did not finish {name}.cpp in ten minutes") from None

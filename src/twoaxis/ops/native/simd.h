@@ -154,7 +154,7 @@ static void arrange(const float* from, int n, float* to) {
   for (int j = 0; j < whole(n); j++) to[place((T*)nullptr, j)] = j < n ? from[j] : 0;
 }
 
-INLINE vf root(vf x) {
+INLINE vf root(vf x) {  // of a few numbers; for rows of them adamw.cpp has a quicker one
   vf y;
   for (int i = 0; i < W; i++) y[i] = std::sqrt(x[i]);
   return y;
